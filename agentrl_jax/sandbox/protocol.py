@@ -1,0 +1,109 @@
+"""What an isolated machine can do, whatever runs it. Files are forked and kept; processes are not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class SandboxError(Exception):
+    """Infrastructure failed: the box could not be started or used, for a reason no command inside could cause."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a box may use. Seconds, bytes, counts.
+
+    seconds:   wall time of one command (its process group is killed, the partial output is returned)
+    memory:    address space of one process
+    processes: processes and threads alive at once
+    disk:      bytes in the box's writable files
+    inodes:    files in the box's writable file system
+    output:    bytes of output returned of one command: the head and the tail; a command is killed at 16 MiB
+    """
+
+    seconds: float = 5.0
+    memory: int = 256 << 20
+    processes: int = 32
+    disk: int = 16 << 20
+    inodes: int = 4000
+    output: int = 64 << 10
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did. Never raised: a command that fails is data.
+
+    exit_code: None where the command was killed by a limit; -n where signal n ended it
+    output:    stdout and stderr together, as bytes, head and tail if `dropped` bytes were left out
+    timed_out: the time limit ended it
+    killed:    a limit other than time ended it ("output" | "memory"), or None
+    seconds:   wall time
+    """
+
+    exit_code: int | None
+    output: bytes
+    dropped: int = 0
+    timed_out: bool = False
+    killed: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The output for people and models: bytes that are not UTF-8 are replaced, never raised."""
+        return self.output.decode("utf-8", errors="replace")
+
+
+class Sandbox(Protocol):
+    """One isolated machine with a working directory `/workspace`.
+
+    Commands of one box run one after another. Every method raises `SandboxError` for infrastructure faults only.
+    """
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """Run `argv` in `/workspace`. `python3 ...` runs in a fork of the box's warm interpreter where the backend has one."""
+        ...
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        """Write files (paths relative to `/workspace`, parents made), as the box's user, never following links out of the box."""
+        ...
+
+    async def get(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
+        """Read a regular file (relative to `/workspace`); None where there is none, or it is larger than `limit`."""
+        ...
+
+    async def fork(self) -> "Sandbox":
+        """A new box with a copy of this one's files. Changes in either are not seen by the other."""
+        ...
+
+    async def snapshot(self) -> bytes:
+        """The writable files as a tar; `Backend.start(snapshot=...)` makes a box of it."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop every process of the box."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self) -> None:
+        """Kill everything in the box and drop its files. Safe to call twice."""
+        ...
+
+
+class Backend(Protocol):
+    """Starts boxes and reaps what it started. `async with backend:` opens and closes it."""
+
+    async def __aenter__(self) -> "Backend": ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def start(self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None) -> Sandbox:
+        """A fresh box holding `files` in `/workspace`, or the files of a `snapshot`."""
+        ...
