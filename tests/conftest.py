@@ -1,0 +1,105 @@
+"""How all tests run: strictly, on four fake devices, with a compilation cache, and never quietly without a part they need."""
+
+import asyncio
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parent.parent / ".cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+import hypothesis
+import jax
+import jaxtyping
+import optax
+
+from tests import typecheck
+
+jaxtyping.install_import_hook("agentrl_jax", f"{typecheck.__name__}.check")
+
+# Strict promotion is for our code; optax raises a Python float to an int32 count.
+optax.tree.bias_correction = jax.numpy_dtype_promotion("standard")(optax.tree.bias_correction)
+
+# The first example of a property may compile; time limits on examples would only make tests flaky.
+hypothesis.settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("default")
+
+
+def _bwrap() -> str | None:
+    from agentrl_jax.sandbox import bubblewrap
+
+    try:
+        asyncio.run(bubblewrap.preflight())
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def _chromium() -> str | None:
+    path = find_chromium()
+    if path is None:
+        return "no chromium in PATH"
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    return None if done.returncode == 0 else f"{path} does not start: {done.stderr.strip()}"
+
+
+def _torch() -> str | None:
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)} (pip install -e '.[bench]')" if missing else None
+
+
+def _docker() -> str | None:
+    if shutil.which("docker") is None:
+        return "no docker in PATH"
+    done = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=60, check=False)
+    return None if done.returncode == 0 else "no Docker engine answers `docker info`"
+
+
+# Each probe says why the part is missing, or None.
+_PROBES: dict[str, Callable[[], str | None]] = {"bwrap": _bwrap, "chromium": _chromium, "torch": _torch, "docker": _docker}
+
+
+@functools.cache
+def _missing(part: str) -> str | None:
+    return _PROBES[part]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`@pytest.mark.real("bwrap")`: skip with the reason where the part is missing; fail if REQUIRE_REAL is 1 or names the part."""
+    required = os.environ.get("REQUIRE_REAL", "").split(",")
+    for mark in item.iter_markers("real"):
+        for part in mark.args:
+            if part not in _PROBES:
+                raise pytest.UsageError(f'{item.nodeid}: real("{part}") is unknown; known: {", ".join(_PROBES)}')
+            reason = _missing(part)
+            if reason is None:
+                continue
+            # No package list can bring a Docker engine, so only naming it demands it.
+            if part in required or ("1" in required and part != "docker"):
+                pytest.fail(f"REQUIRE_REAL: {part} is missing: {reason}", pytrace=False)
+            pytest.skip(f"{part}: {reason}")
+
+
+def find_chromium() -> str | None:
+    """Path of a Chromium or Chrome, or None."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the browser; tests that use it are marked `real("chromium")`."""
+    path = find_chromium()
+    assert path is not None
+    return path
