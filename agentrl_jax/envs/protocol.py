@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agentrl_jax.chat.tools import Tool
 from agentrl_jax.data.episode import Outcome
-from agentrl_jax.envs.tools import Tool
 from agentrl_jax.sandbox.protocol import Sandbox
 
 

@@ -1,4 +1,4 @@
-"""Tools are declared once, as data; `chat/` renders them to the model and checks its calls against them."""
+"""Tools are declared once, as data: rendered to the model, and its calls checked against them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
