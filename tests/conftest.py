@@ -41,7 +41,7 @@ def _bwrap() -> str | None:
 
     try:
         asyncio.run(bubblewrap.preflight())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, its text is the reason
         return str(error)
     return None
 
