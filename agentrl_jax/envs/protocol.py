@@ -36,11 +36,13 @@ class Observation:
     text:  what the policy reads
     done:  the policy submitted; no answer is shown any more
     count: name of the counter this raises ("tool_errors", "tool_timeouts"), or None
+    state: key of the box's state after the action, as `Environment.state` gives it; None where the action did not report it
     """
 
     text: str
     done: bool = False
     count: str | None = None
+    state: str | None = None
 
 
 class Environment(Protocol):
@@ -49,7 +51,7 @@ class Environment(Protocol):
     tools: tuple[Tool, ...]
 
     def task(self, seed: int, split: str = "train") -> Task:
-        """The task of a seed. Splits: "train"; "held_out" (seeds never trained on); "held_out_functions" (code never seen)."""
+        """The task of a seed. Splits: "train"; "held_out" (tasks never trained on); others as the environment documents."""
         ...
 
     async def step(self, task: Task, name: str, arguments: Mapping[str, Any], box: Sandbox) -> Observation:
@@ -57,7 +59,10 @@ class Environment(Protocol):
         ...
 
     async def state(self, task: Task, box: Sandbox) -> str:
-        """Key of the box's present state: equal keys, equal states (the anchor of GiGPO)."""
+        """Key of the box's present state: equal keys, equal states (the anchor of GiGPO).
+
+        Costs a command: ask at the start of an episode (or after a resume); later states come with the observations.
+        """
         ...
 
     async def score(self, task: Task, box: Sandbox) -> Outcome:
