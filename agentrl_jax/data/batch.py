@@ -24,7 +24,7 @@ class Tokens:
     mask:        the policy sampled this token
     in_loss:     the token may be trained (the product with the episode's and the turn's flag counts)
     logprob:     behaviour log-prob of this very token (not of the next), 0 where not `mask`
-    temperature: temperature it was sampled at, 1 where not `mask`
+    temperature: divides the logits that `logprob` is of, 1 where not `mask`
     version:     version of the weights that sampled it, -1 where not `mask`
     predict:     A positions per row, all those of `mask`, filled up with T; log-probs are computed at these alone
     """
@@ -48,9 +48,9 @@ class Tokens:
 class Episodes:
     """E episodes of up to K turns; rows past the last episode are filler with every flag False.
 
-    group:       members of a group share this number
+    group:       members of a group share this number, 0, 1, ... by first appearance; filler rows are a group of their own
     reward:      final reward, 0 where there is none (then `in_stats` is False)
-    components:  named parts of the reward, in the order of `Batch` metadata
+    components:  named parts of the reward, in the order that was asked of `collate`
     in_stats:    counts in the statistics of its group
     in_loss:     may be trained
     truncated:   ran into a limit instead of terminating

@@ -7,12 +7,16 @@ concatenation of all earlier spans of its segment (token in, token out).
 
 import enum
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+_T = TypeVar("_T", bound=np.generic)
 
 
 class Author(enum.IntEnum):
@@ -53,6 +57,8 @@ class Ending(enum.StrEnum):
 
 _INFRASTRUCTURE = frozenset({Ending.SANDBOX_FAILED, Ending.INFERENCE_FAILED, Ending.GRADER_FAILED, Ending.CANCELLED})
 _LIMITS = frozenset({Ending.CONTEXT_LIMIT, Ending.TURN_LIMIT, Ending.TOKEN_LIMIT, Ending.TIME_LIMIT})
+_FINISH_REASONS = ("stop", "length", "abort")
+_KV = ("recomputed", "stale")
 
 
 def digest(tokens: NDArray[np.int32]) -> bytes:
@@ -60,9 +66,17 @@ def digest(tokens: NDArray[np.int32]) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=8).digest()
 
 
-@dataclass(frozen=True)
+def _frozen(array: NDArray[_T]) -> NDArray[_T]:
+    """The array, or a copy that nobody can write to: spans are often cut out of a buffer that goes on growing."""
+    if array.flags.writeable:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, eq=False)
 class Span:
-    """A run of tokens by one author within one turn.
+    """A run of tokens by one author within one turn. Spans are equal where every bit of them is.
 
     author:        who wrote it
     turn:          index of the turn, counted over the whole episode; the task itself belongs to turn 0
@@ -86,9 +100,11 @@ class Span:
     kv: str = "recomputed"
 
     def __post_init__(self) -> None:
-        n = len(self.tokens)
+        if self.turn < 0:
+            raise ValueError(f"span of turn {self.turn}: turns count from 0")
         if self.tokens.dtype != np.int32 or self.tokens.ndim != 1:
-            raise ValueError(f"span of turn {self.turn}: tokens must be i32[n], got {self.tokens.dtype}{self.tokens.shape}")
+            raise ValueError(f"span of turn {self.turn}: tokens must be i32[n], got {self.tokens.dtype}{list(self.tokens.shape)}")
+        n = len(self.tokens)
         if n and self.tokens.min() < 0:
             raise ValueError(f"span of turn {self.turn}: negative token id")
         policy = self.author is Author.POLICY
@@ -98,17 +114,41 @@ class Span:
                 raise ValueError(f"{self.author.name} span of turn {self.turn}: {name} must be {'given' if policy else 'None'}")
             if array is not None and (array.dtype != dtype or array.shape != (n,)):
                 raise ValueError(
-                    f"span of turn {self.turn}: {name} must be {np.dtype(dtype)}[{n}] like its tokens, got {array.dtype}{array.shape}"
+                    f"span of turn {self.turn}: {name} must be {np.dtype(dtype)}[{n}] like its tokens, got {array.dtype}{list(array.shape)}"
                 )
+        for name in ("prompt_digest", "temperature", "finish_reason"):
+            if (getattr(self, name) is not None) != policy:
+                raise ValueError(f"{self.author.name} span of turn {self.turn}: {name} must be {'given' if policy else 'None'}")
         if policy:
-            assert self.logprobs is not None
-            if not np.isfinite(self.logprobs).all() or (self.logprobs > 1e-4).any():
-                raise ValueError(f"span of turn {self.turn}: a log-prob is not finite or above 0; that is an engine failure, not data")
-            if self.prompt_digest is None or self.temperature is None or self.finish_reason is None:
-                raise ValueError(f"policy span of turn {self.turn}: prompt_digest, temperature and finish_reason are required")
-        for array in (self.tokens, self.logprobs, self.versions):
-            if array is not None:
-                array.flags.writeable = False
+            self._check_sampled()
+        for name in ("tokens", "logprobs", "versions"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _frozen(getattr(self, name)))
+
+    def _check_sampled(self) -> None:
+        assert self.logprobs is not None
+        assert self.versions is not None
+        assert self.temperature is not None
+        # Engines round: the log-prob of a certain token may come out a hair above 0.
+        if not np.isfinite(self.logprobs).all() or (self.logprobs > 1e-4).any():
+            raise ValueError(f"span of turn {self.turn}: a log-prob is not finite or above 0; that is an engine failure, not data")
+        if (self.versions < 0).any():
+            raise ValueError(f"span of turn {self.turn}: negative weight version")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"span of turn {self.turn}: temperature must be finite and at least 0, got {self.temperature}")
+        for name, known in (("finish_reason", _FINISH_REASONS), ("kv", _KV)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"span of turn {self.turn}: {name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    def _bits(self) -> tuple[object, ...]:
+        arrays = (None if a is None else a.tobytes() for a in (self.tokens, self.logprobs, self.versions))
+        return (self.author, self.turn, *arrays, self.prompt_digest, self.temperature, self.finish_reason, self.kv)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Span) and self._bits() == other._bits()
+
+    def __hash__(self) -> int:
+        return hash(self._bits())
 
 
 @dataclass(frozen=True)
@@ -122,6 +162,10 @@ class Segment:
             raise ValueError("a segment needs at least one span")
         if any(a.turn > b.turn for a, b in zip(self.spans, self.spans[1:], strict=False)):
             raise ValueError("turns must not decrease along a segment")
+        if not len(self):
+            raise ValueError("a segment needs at least one token")
+        if next(span for span in self.spans if len(span.tokens)).author is Author.POLICY:
+            raise ValueError("a segment cannot start with a policy token: there is nothing to predict it from")
         hasher = hashlib.blake2b(digest_size=8)
         for span in self.spans:
             if span.author is Author.POLICY and span.prompt_digest != hasher.copy().digest():
@@ -133,12 +177,12 @@ class Segment:
     @cached_property
     def tokens(self) -> NDArray[np.int32]:
         """i32[n]: all ids of the segment in order."""
-        return np.concatenate([s.tokens for s in self.spans])
+        return _frozen(np.concatenate([s.tokens for s in self.spans]))
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:
         """bool[n]: True where the policy sampled the token."""
-        return np.concatenate([np.full(len(s.tokens), s.author is Author.POLICY) for s in self.spans])
+        return _frozen(np.concatenate([np.full(len(s.tokens), s.author is Author.POLICY) for s in self.spans]))
 
     def __len__(self) -> int:
         return sum(len(s.tokens) for s in self.spans)
@@ -157,6 +201,10 @@ class Turn:
     state: str | None = None
     valid: bool = True
 
+    def __post_init__(self) -> None:
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"turn reward must be finite or None, got {self.reward}")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -166,6 +214,12 @@ class Outcome:
     components: Mapping[str, float] = field(default_factory=dict)
     true_success: bool | None = None
     tampering: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # One NaN would poison the baseline of its whole group.
+        for name, value in {"reward": self.reward, **{f"component {k!r}": v for k, v in self.components.items()}}.items():
+            if not math.isfinite(value):
+                raise ValueError(f"outcome: {name} must be finite, got {value}; a missing reward is no Outcome at all")
 
 
 @dataclass(frozen=True)
@@ -199,14 +253,25 @@ class Episode:
             raise ValueError(f"episode {self.id}: ended by {self.ending.value}, so it can have no outcome")
         if not self.segments and not self.ending.infrastructure:
             raise ValueError(f"episode {self.id}: no segment")
-        last = max((span.turn for segment in self.segments for span in segment.spans), default=-1)
+        spans = [span for segment in self.segments for span in segment.spans]
+        last = max((span.turn for span in spans), default=-1)
         if last >= max(len(self.turns), 1):
             raise ValueError(f"episode {self.id}: a span of turn {last}, but only {len(self.turns)} turns")
+        sampled = [span.turn for span in spans if span.author is Author.POLICY]
+        if sampled and not self.turns:
+            raise ValueError(f"episode {self.id}: a policy span, but no turns")
+        if sampled != sorted(sampled):
+            raise ValueError(f"episode {self.id}: segments must be in the order they were sampled in, got policy turns {sampled}")
+
+    @cached_property
+    def policy_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(int(segment.mask.sum()) for segment in self.segments)
 
     @property
     def usable(self) -> bool:
-        """True where the episode may be in group statistics: the policy's own ending and a reward."""
-        return self.outcome is not None and not self.ending.infrastructure
+        """True where the episode may be in group statistics: the policy's own ending, a reward, and at least one sampled token."""
+        return self.outcome is not None and not self.ending.infrastructure and self.policy_tokens > 0
 
     @property
     def reward(self) -> float | None:
