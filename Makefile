@@ -1,0 +1,95 @@
+# Every target does its own set-up: the first `make train` or `make test` on a fresh machine makes $(VENV) and installs the pinned
+# versions; later ones start at once. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXP ?= experiments/bugfix_grpo.py
+RUN ?= $(shell ls -td runs/*/ 2>/dev/null | head -1)
+ARGS ?=
+LOCK_PYTHONS ?= python3.11 python3.12
+
+BIN := $(VENV)/bin
+PINS = requirements/$$($(BIN)/python -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")')
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+
+# Large pages save about a tenth of a CPU training step; compiled programs are kept, so that only the first run waits for XLA.
+export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.2
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help train eval report check-env ablation control smoke bench notebooks test test-fast lint types lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+train: $(VENV)/base  ## run an experiment: EXP=experiments/bugfix_grpo.py ARGS="optimizer.learning_rate=1e-3 advantage=my_rule.py:rule"
+	$(BIN)/python -m agentrl_jax.train $(EXP) $(ARGS)
+
+eval: $(VENV)/base  ## evaluate the policy of a run on held-out tasks: RUN=runs/NAME (default: the latest)
+	$(BIN)/python -m agentrl_jax.evaluate $(RUN) $(ARGS)
+
+report: $(VENV)/base  ## write a run's page, made to be opened in a browser: RUN=runs/NAME (default: the latest)
+	$(BIN)/python -m agentrl_jax.report $(RUN) $(ARGS)
+
+check-env: $(VENV)/base  ## prove the environments: gold solutions score 1, lazy and cheating ones do not
+	$(BIN)/python -m experiments.check_env $(ARGS)
+
+ablation: $(VENV)/base  ## what the observation mask is worth: the same run with and without it
+	$(BIN)/python -m experiments.mask_ablation $(ARGS)
+
+control: $(VENV)/base  ## rewards shuffled among episodes: nothing may be learnt
+	$(BIN)/python -m experiments.shuffled_control $(ARGS)
+
+smoke: $(VENV)/base  ## a whole training run in under two minutes, failing where success does not rise
+	$(BIN)/python -m experiments.smoke $(ARGS)
+
+bench: $(VENV)/bench  ## speed of the parts, and of PyTorch doing the same (Python 3.11)
+	$(BIN)/python -m experiments.bench $(ARGS)
+
+notebooks: $(VENV)/dev  ## run every notebook from top to bottom
+	$(BIN)/jupyter execute --timeout=600 notebooks/*.ipynb
+
+test: $(VENV)/dev  ## all tests; one that lacks a part says so and is skipped, or fails under REQUIRE_REAL=1
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/dev  ## the tests of the one-minute loop
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(VENV)/dev  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev  ## pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+lock:  ## resolve the dependencies afresh and pin them: LOCK_PYTHONS="python3.11 python3.12"
+	requirements/lock.sh $(LOCK_PYTHONS)
+
+clean:  ## remove the environment and all caches; runs/ stays
+	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Each of these files stands for a finished installation.
+$(VENV)/base: setup.cfg pyproject.toml $(wildcard requirements/py*.txt)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo 'Python 3.11 or newer is needed. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@echo 'Installing into $(VENV): about a minute and 0.8 GB, this once.'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -r $(PINS).txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/base
+	@echo 'Installing what tests and checks need into $(VENV): 0.3 GB.'
+	@$(PIP) install -r $(PINS)-dev.txt
+	@touch $@
+
+$(VENV)/bench: $(VENV)/dev
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	    { echo 'The versions to compare with are pinned for Python 3.11: make VENV=.venv311 PYTHON=python3.11 bench' >&2; exit 1; }
+	@echo 'Installing PyTorch and transformers into $(VENV): 1 GB.'
+	@$(PIP) install -r requirements/py311-bench.txt
+	@touch $@
