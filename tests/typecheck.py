@@ -4,7 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from beartype import beartype
+from beartype import BeartypeConf, beartype
+
+# By the rules of Python's type hints an int is a float.
+_CONF = BeartypeConf(is_pep484_tower=True)
 
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -13,7 +16,7 @@ def check(function: Callable[..., Any]) -> Callable[..., Any]:
     A pytree: JAX rebuilds it out of whatever it carries (shapes, shardings, stacked arrays). What its fields hold is checked where a
     function takes them. A record with a `__post_init__`: it checks itself, and its own message is what a user gets to read.
     """
-    checked = beartype(function)
+    checked = beartype(function, conf=_CONF)
     if function.__name__ != "__init__":
         return checked
 

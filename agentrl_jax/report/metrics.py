@@ -1,0 +1,189 @@
+"""What a run measured, one line per step: `metrics.jsonl` for programs, TensorBoard events beside it.
+
+Every name is declared in `TABLE`; writing an undeclared one is an error, so a misspelt metric cannot make a new curve.
+A value that is not finite is written as the string "nan", "inf" or "-inf": strict JSON, and nothing is lost.
+Steps increase strictly, so a resumed run cuts the file at its first step and goes on; TensorBoard is told to do the same.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorboardX import SummaryWriter
+
+from agentrl_jax.data.episode import Ending
+
+FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table. A name that ends in `/*` declares a family: its members are named by the data."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+def _of_episodes(phase: str, whose: str) -> tuple[Metric, ...]:
+    """What `summary.summarise` measures, once for the episodes that are trained on and once for those of an evaluation."""
+    rows = (
+        ("episodes", "episodes", "all that ended, however they ended"),
+        ("usable", "episodes", "those with the policy's own ending and a reward; the base of reward and reward_std"),
+        ("graded", "episodes", "usable ones of which the verifier knows whether they succeeded; the base of success"),
+        ("success", "fraction", "graded episodes that truly succeeded"),
+        ("reward", "reward", "mean final reward of the usable episodes"),
+        ("reward_std", "reward", "population standard deviation of the same"),
+        ("turns", "turns", "mean number of turns of an episode"),
+        ("tokens", "tokens", "mean length of an episode, all authors and segments"),
+        ("sampled_tokens", "tokens", "mean number of tokens the policy sampled in an episode"),
+        ("invalid_turns", "fraction", "turns whose action did not parse or named no tool"),
+        ("tampered", "episodes", "those in which the verifier saw tampering"),
+        ("component/*", "reward", "mean of a named part of the reward over the usable episodes that have it"),
+        ("count/*", "events", "sum of a named counter: parse errors, failing tools, tool time-outs, ..."),
+        ("share/*", "fraction", "share of the episodes' time: generating, tools, scoring, queueing, ..."),
+    )
+    endings = tuple((f"ending/{e.value}", "episodes", f"ended by: {e.value.replace('_', ' ')}") for e in Ending)
+    return tuple(Metric(f"{phase}/{name}", unit, f"{whose}: {meaning}") for name, unit, meaning in rows + endings)
+
+
+TABLE: tuple[Metric, ...] = (
+    *_of_episodes("rollout", "training episodes"),
+    Metric("rollout/tokens_per_second", "tokens/s", "sampled tokens over the seconds of the collection"),
+    Metric("rollout/episodes_per_second", "episodes/s", "finished episodes over the seconds of the collection"),
+    Metric("rollout/staleness", "updates", "mean age of a trained token: version of the trained weights minus version that sampled it"),
+    Metric("rollout/staleness_max", "updates", "age of the oldest trained token"),
+    Metric("rollout/degenerate_groups", "fraction", "groups whose members all earned the same, so that they teach nothing"),
+    Metric("rollout/dropped", "episodes", "episodes kept out of the loss: too stale, or ended by a limit that the experiment drops"),
+    *_of_episodes("eval", "evaluation episodes"),
+    Metric("train/loss", "loss", "value that was minimised"),
+    Metric("train/policy_loss", "loss", "its policy part"),
+    Metric("train/value_loss", "loss", "its value part"),
+    Metric("train/entropy", "nats", "mean entropy of the policy at the trained tokens"),
+    Metric("train/kl", "nats", "estimated KL of the policy from the one that sampled, per trained token"),
+    Metric("train/kl_reference", "nats", "estimated KL of the policy from the reference, per trained token"),
+    Metric("train/gradient_norm", "norm", "global norm of the gradient before clipping"),
+    Metric("train/update_norm", "norm", "global norm of the change of the weights"),
+    Metric("train/learning_rate", "1/step", "learning rate of the update"),
+    Metric("train/ratio", "ratio", "mean importance ratio train/behaviour of the trained tokens"),
+    Metric("train/ratio_max", "ratio", "largest importance ratio"),
+    Metric("train/clip_fraction", "fraction", "trained tokens whose ratio was clipped"),
+    Metric("train/effective_sample_size", "fraction", "(sum w)^2 / (n sum w^2) of the importance weights"),
+    Metric("train/logprob_difference", "nats", "mean |trainer - sampler| log-prob of the trained tokens"),
+    Metric("train/logprob_difference_max", "nats", "largest |trainer - sampler| log-prob; above 1e-3 in fp32 something is misaligned"),
+    Metric("train/advantage_mean", "reward", "mean advantage of the trained tokens"),
+    Metric("train/advantage_std", "reward", "standard deviation of the same"),
+    Metric("train/tokens", "tokens", "tokens in the loss"),
+    Metric("train/skipped", "updates", "1 where the batch was empty or the gradient not finite and the weights stayed"),
+    Metric("train/tokens_per_second", "tokens/s", "tokens of all authors over the seconds of the update"),
+    Metric("time/*", "s", "wall-clock of a part of the step: collect, update, publish, evaluate, ..."),
+)
+_BY_NAME = {metric.name: metric for metric in TABLE}
+_FAMILIES = {name.removesuffix("*"): metric for name, metric in _BY_NAME.items() if name.endswith("/*")}
+
+
+def metric(name: str) -> Metric:
+    """Look a name up, a member of a family too. Raises KeyError with the nearest declared names."""
+    found = _BY_NAME.get(name) or next((row for prefix, row in _FAMILIES.items() if name.startswith(prefix)), None)
+    if found is None:
+        phase = name.partition("/")[0]
+        near = ", ".join(m.name for m in TABLE if m.name.startswith(f"{phase}/"))
+        raise KeyError(f"unknown metric {name!r}; declare it in agentrl_jax/report/metrics.py, or use one of: {near or 'see TABLE'}")
+    return found
+
+
+def json_number(value: float) -> float | str:
+    """A number as strict JSON: what is not finite becomes the string "nan", "inf" or "-inf", which `float` reads back."""
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _parse(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Records of the whole lines and the byte at which each starts, then the end of the last; a line cut by a crash is left out."""
+    records: list[dict[str, Any]] = []
+    starts = [0]
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            record = json.loads(line)
+            record = {"step": int(record.pop("step")), **{str(k): float(v) for k, v in record.items()}}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: not a metrics record ({error}); delete the line to read the rest") from error
+        if records and record["step"] <= records[-1]["step"]:
+            raise ValueError(f"{path}, line {number}: step {record['step']} after step {records[-1]['step']}; steps must increase")
+        records.append(record)
+        starts.append(starts[-1] + len(line))
+    return records, starts
+
+
+def read(path: Path | str) -> list[dict[str, Any]]:
+    """Records of a `metrics.jsonl`, or of the one in a run folder: `{"step": int, name: float, ...}`, in the order of the steps.
+
+    A last line that a crash cut off is ignored. Raises FileNotFoundError, and ValueError naming the line that is not a record.
+    """
+    path = Path(path)
+    return _parse(path / FILE if path.is_dir() else path)[0]
+
+
+def columns(records: list[dict[str, Any]]) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """By name: the steps i64[n] that measured it and the values f64[n]. A step that did not measure it is not in its column."""
+    names = dict.fromkeys(name for record in records for name in record if name != "step")
+    pairs = {name: [(record["step"], record[name]) for record in records if name in record] for name in names}
+    return {name: (np.array([s for s, _ in p], np.int64), np.array([v for _, v in p], np.float64)) for name, p in pairs.items()}
+
+
+class MetricsWriter:
+    """Appends to `folder/metrics.jsonl` and to `folder/tensorboard/`.
+
+    start: the first step this process will write. Records at or after it are superseded and cut off, like a cut last line.
+
+    >>> with MetricsWriter(run, start=state.step) as metrics:
+    ...     metrics.write(step, {"train/loss": 0.5, "train/entropy": 1.2})
+    """
+
+    def __init__(self, folder: Path | str, *, start: int = 0) -> None:
+        path = Path(folder) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        records, starts = _parse(path)
+        kept = sum(record["step"] < start for record in records)
+        self._last = records[kept - 1]["step"] if kept else -1
+        os.truncate(path, starts[kept])
+        self._file = path.open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=start)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the one record of a step; it is on the disk when this returns.
+
+        Raises KeyError for an undeclared name and ValueError for a step that is not after the last one.
+        """
+        if step <= self._last:
+            raise ValueError(f"metrics of step {step} after those of step {self._last}; a step has one record")
+        for name in values:
+            metric(name)
+        values = {name: float(value) for name, value in values.items()}
+        record = {"step": step, **{name: json_number(value) for name, value in values.items()}}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+        self._board.flush()
+        self._last = step
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

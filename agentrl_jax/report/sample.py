@@ -1,0 +1,131 @@
+"""Which episodes a page shows, and how their tokens are written into it."""
+
+import base64
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl_jax.data.episode import Author, Episode, Span
+
+TOKENS, EPISODES = 500_000, 2_000
+"""Bounds of what one page holds: at most 8 MB of base64 where every token is the policy's."""
+
+
+def choose(episodes: Sequence[Episode], tokens: int = TOKENS, count: int = EPISODES) -> list[Episode]:
+    """The first and the last step and every k-th between, whole, with the smallest k that keeps both bounds.
+
+    Where even the first and the last step are too much: whole groups of the two in turn, while they fit. At least one group is shown.
+    """
+    steps: dict[int, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        steps[episode.step].append(episode)
+    order = sorted(steps)
+    size = {step: sum(_size(e) for e in members) for step, members in steps.items()}
+    for k in range(1, max(len(order), 2)):
+        shown = sorted({*order[::k], *order[-1:]})
+        if sum(size[s] for s in shown) <= tokens and sum(len(steps[s]) for s in shown) <= count:
+            return [e for step in shown for e in steps[step]]
+    groups = [_groups(steps[step]) for step in dict.fromkeys((order[0], order[-1]))]
+    chosen: list[Episode] = []
+    for group in (side[i] for i in range(max(map(len, groups))) for side in groups if i < len(side)):
+        if chosen and (sum(map(_size, chosen + group)) > tokens or len(chosen) + len(group) > count):
+            break
+        chosen += group
+    return sorted(chosen, key=lambda e: e.step)
+
+
+def _size(episode: Episode) -> int:
+    return sum(map(len, episode.segments))
+
+
+def _groups(episodes: Sequence[Episode]) -> list[list[Episode]]:
+    by_group: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        by_group[episode.group].append(episode)
+    return list(by_group.values())
+
+
+def encode(
+    episodes: Sequence[Episode], advantages: Mapping[str, NDArray[np.float32]], spell: Callable[[int], bytes] | None
+) -> dict[str, Any]:
+    """Episodes as the viewer reads them: small objects, and the tokens of all of them in three base64 arrays.
+
+    advantages: by episode id, f32[n] of its policy tokens in order; an episode may be missing
+    spell:      bytes of one token id; None where there is no tokenizer
+
+    `ids` holds an index into the vocabulary of the page per token (u16, u32 above 65,536 entries); `logprobs` and `advantages`
+    are f32 per policy token, NaN where an advantage is not known. A vocabulary entry is `[id, text]`, or `[id, null, hex]`
+    where the bytes are not whole characters.
+    """
+    spans = [span for episode in episodes for segment in episode.segments for span in segment.spans]
+    vocabulary, ids = np.unique(_join([s.tokens for s in spans], np.int32), return_inverse=True)
+    wide = len(vocabulary) > 1 << 16
+    return {
+        "episodes": [_describe(episode, episode.id in advantages) for episode in episodes],
+        "authors": [author.name for author in Author],
+        "vocabulary": [_entry(int(token), spell) for token in vocabulary],
+        "wide": wide,
+        "ids": _base64(ids.astype("<u4" if wide else "<u2")),
+        "logprobs": _base64(_join([s.logprobs for s in spans if s.logprobs is not None], np.float32)),
+        "advantages": _base64(_join([_advantages(e, advantages) for e in episodes], np.float32)),
+    }
+
+
+def _join(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *arrays])
+
+
+def _base64(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
+
+
+def _entry(token: int, spell: Callable[[int], bytes] | None) -> list[Any]:
+    data = b"" if spell is None else spell(token)
+    if not data:
+        return [token, f"\u27e8{token}\u27e9"]
+    try:
+        return [token, data.decode()]
+    except UnicodeDecodeError:
+        return [token, None, data.hex()]
+
+
+def _advantages(episode: Episode, advantages: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    n = episode.policy_tokens
+    given = advantages.get(episode.id, np.full(n, np.nan, np.float32))
+    if given.shape != (n,):
+        raise ValueError(f"episode {episode.id}: {given.shape} advantages for {n} policy tokens")
+    return given
+
+
+def _describe(episode: Episode, credited: bool) -> dict[str, Any]:
+    outcome = episode.outcome
+    return {
+        "id": episode.id,
+        "task": episode.task,
+        "group": episode.group,
+        "step": episode.step,
+        "seed": episode.seed,
+        "ending": episode.ending.value,
+        "reward": None if outcome is None else outcome.reward,
+        "success": None if outcome is None else outcome.true_success,
+        "components": {} if outcome is None else dict(outcome.components),
+        "tampering": [] if outcome is None else list(outcome.tampering),
+        "counters": dict(episode.counters),
+        "timings": dict(episode.timings),
+        "credited": credited,
+        "turns": [[t.reward, t.valid] for t in episode.turns],
+        "spans": [[number, *_span(span)] for number, segment in enumerate(episode.segments) for span in segment.spans],
+    }
+
+
+def _span(span: Span) -> list[Any]:
+    """`[author, turn, length]`, and for the policy `temperature, finish reason, kv, [version, count, version, count, ...]`."""
+    head: list[Any] = [int(span.author), span.turn, len(span.tokens)]
+    if span.versions is None:
+        return head
+    runs = [x for version, run in groupby(span.versions.tolist()) for x in (version, len(list(run)))]
+    return [*head, span.temperature, span.finish_reason, span.kv, runs]
