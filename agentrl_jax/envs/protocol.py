@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentrl_jax.chat.tools import Tool
 from agentrl_jax.data.episode import Outcome
@@ -45,6 +45,7 @@ class Observation:
     state: str | None = None
 
 
+@runtime_checkable
 class Environment(Protocol):
     """Stateless: all state of an episode is the box and the history."""
 

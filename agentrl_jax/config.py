@@ -1,0 +1,261 @@
+"""What an experiment file says: one `experiment = Experiment(...)`, made of frozen records whose fields are checked when they are made.
+
+    from functools import partial
+    from agentrl_jax import credit, objective
+    from agentrl_jax.config import Experiment, Optimizer
+    from agentrl_jax.envs.bugfix import BugFix
+
+    experiment = Experiment(
+        name="bugfix_gigpo",
+        environment=BugFix(level=1),
+        advantage=partial(credit.gigpo, omega=1.0),
+        loss=objective.ppo,
+        optimizer=Optimizer(learning_rate=3e-4),
+    )
+
+Plug-ins are functions, passed as arguments. The command line overrides by path: `optimizer.learning_rate=1e-3`,
+`advantage=my_rule.py:rule`, `loss.clip_high=0.28` (see `overrides`).
+"""
+
+import math
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl_jax.envs.protocol import Environment
+from agentrl_jax.models.decoder import ModelConfig
+from agentrl_jax.overrides import ConfigError, accepts, describe, differences, expected, load_file, override
+
+__all__ = [
+    "SMALL",
+    "ConfigError",
+    "Evaluate",
+    "Experiment",
+    "Limits",
+    "Optimizer",
+    "Rollout",
+    "WarmStart",
+    "describe",
+    "differences",
+    "load",
+    "override",
+]
+
+
+# 0.35M parameters: learns in minutes on two cores.
+SMALL = ModelConfig(vocab_size=512, hidden_size=96, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24, intermediate_size=256)
+
+
+def _check(record: Any, *, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = (), fraction: tuple[str, ...] = ()) -> None:
+    """Types of all fields, then the ranges of those named."""
+    prefix = "" if type(record).__name__ == "Experiment" else f"{type(record).__name__.lower()}."
+    hints = typing.get_type_hints(type(record))
+    for name in (f.name for f in fields(record)):
+        value = getattr(record, name)
+        _require(accepts(hints[name], value), f"{prefix}{name} must be {expected(hints[name])}, got {value!r}")
+        # Written so that NaN fails.
+        _require(name not in positive or 0 < value < math.inf, f"{prefix}{name} must be above 0 and finite, got {value}")
+        _require(name not in not_negative or 0 <= value < math.inf, f"{prefix}{name} must be 0 or more and finite, got {value}")
+        _require(name not in fraction or 0 <= value <= 1, f"{prefix}{name} must be between 0 and 1, got {value}")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Supervised steps on a scripted expert's episodes, until the policy succeeds often enough to learn from its own.
+
+    episodes:      expert episodes to imitate
+    steps:         updates before the success rate is measured for the first time
+    batch:         episodes per update
+    learning_rate: peak; falls to 0 by a cosine
+    threshold:     success rate that ends the warm start, 0 to 1
+    max_steps:     updates after which the run gives up instead of training a policy that never succeeds
+    """
+
+    episodes: int = 4000
+    steps: int = 250
+    batch: int = 32
+    learning_rate: float = 3e-3
+    threshold: float = 0.1
+    max_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("episodes", "steps", "batch", "learning_rate"), fraction=("threshold",))
+        _require(self.max_steps >= self.steps, f"warmstart.max_steps must be at least warmstart.steps={self.steps}, got {self.max_steps}")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How the episodes of a step are collected.
+
+    groups:         tasks per step
+    group_size:     episodes per task
+    turns:          actions per episode at most
+    turn_tokens:    tokens per action at most
+    episode_tokens: sampled tokens per episode at most
+    context:        tokens of prompt and completion together
+    seconds:        policy and tool time per episode at most; queueing is not charged
+    temperature:    sampling temperature, also applied in the trainer
+    slots:          episodes that run at the same time
+    retries:        how often an episode lost to infrastructure is tried anew
+    """
+
+    groups: int = 8
+    group_size: int = 8
+    turns: int = 12
+    turn_tokens: int = 48
+    episode_tokens: int = 320
+    context: int = 512
+    seconds: float = 60.0
+    temperature: float = 1.0
+    slots: int = 64
+    retries: int = 1
+
+    def __post_init__(self) -> None:
+        positive = ("groups", "group_size", "turns", "turn_tokens", "episode_tokens", "context", "seconds", "temperature", "slots")
+        _check(self, positive=positive, not_negative=("retries",))
+        _require(
+            self.turn_tokens < self.context, f"rollout.turn_tokens must be below rollout.context={self.context}, got {self.turn_tokens}"
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What becomes of episodes that ran into a limit of their own making.
+
+    handling:         "score": their reward counts like any other; "drop": they leave the loss
+    dropped_in_stats: dropped episodes still count in the statistics of their group
+    """
+
+    handling: Literal["score", "drop"] = "score"
+    dropped_in_stats: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+        _require(self.handling == "drop" or not self.dropped_in_stats, "limits.dropped_in_stats=true needs limits.handling=drop")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW over the minibatches of a step.
+
+    learning_rate: peak
+    decay:         "linear": falls to 0 over the run; "constant": stays
+    warmup:        updates over which it rises from 0
+    b1, b2, eps, weight_decay: of AdamW
+    clip:          global norm that gradients are cut to
+    minibatches:   updates per step, each over a part of its episodes
+    accumulate:    pieces that a minibatch is computed in, one after the other; changes memory, not the gradient
+    """
+
+    learning_rate: float = 5e-4
+    decay: Literal["linear", "constant"] = "linear"
+    warmup: int = 0
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    minibatches: int = 4
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        _check(
+            self,
+            positive=("learning_rate", "eps", "clip", "minibatches", "accumulate"),
+            not_negative=("warmup", "weight_decay"),
+            fraction=("b1", "b2"),
+        )
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Held-out evaluation during the run.
+
+    every:   steps between evaluations
+    tasks:   held-out tasks
+    samples: episodes per task
+    """
+
+    every: int = 10
+    tasks: int = 64
+    samples: int = 4
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("every", "tasks", "samples"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A whole run. Its results are in `root`/`name`.
+
+    name:        of the run folder
+    environment: tasks, tools and verifier
+    advantage:   `AdvantageFn`: which tokens the reward is credited to
+    loss:        `LossFn`: what is minimised
+    seed:        every random choice of the run derives from it
+    steps:       training steps
+    sandbox:     makes the backend that boxes are started by; None: bubblewrap where it works, else Docker
+    sampler:     makes the `Sampler`; None: the embedded engine
+    checkpoint_every: steps between checkpoints
+    root:        folder of runs
+    """
+
+    name: str
+    environment: Environment
+    advantage: Callable[..., Any]
+    loss: Callable[..., Any]
+    seed: int = 0
+    steps: int = 40
+    model: ModelConfig = SMALL
+    warmstart: WarmStart = WarmStart()
+    rollout: Rollout = Rollout()
+    limits: Limits = Limits()
+    optimizer: Optimizer = Optimizer()
+    evaluate: Evaluate = Evaluate()
+    sandbox: Callable[..., Any] | None = None
+    sampler: Callable[..., Any] | None = None
+    checkpoint_every: int = 10
+    root: str = "runs"
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("steps", "checkpoint_every"), not_negative=("seed",))
+        _require(
+            re.fullmatch(r"\w[\w.-]*", self.name) is not None,
+            f"name must be a folder name of letters, digits, '_', '-' and '.', got {self.name!r}",
+        )
+        model = self.model
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
+            _require(getattr(model, name) > 0, f"model.{name} must be above 0, got {getattr(model, name)}")
+        _require(
+            model.num_heads % model.num_kv_heads == 0,
+            f"model.num_heads={model.num_heads} must be a multiple of model.num_kv_heads={model.num_kv_heads}",
+        )
+        _require(model.head_dim % 2 == 0, f"model.head_dim must be even (RoPE turns pairs), got {model.head_dim}")
+        episodes = self.rollout.groups * self.rollout.group_size
+        _require(
+            self.optimizer.minibatches <= episodes,
+            f"optimizer.minibatches={self.optimizer.minibatches} must not exceed rollout.groups x rollout.group_size = {episodes} episodes",
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes."""
+        return Path(self.root) / self.name
+
+
+def load(path: str | Path) -> Experiment:
+    """The `experiment` of an experiment file. Raises ConfigError with file, line and cause."""
+    module = load_file(Path(path))
+    experiment = getattr(module, "experiment", None)
+    if not isinstance(experiment, Experiment):
+        found = "there is none" if experiment is None else f"it is a {type(experiment).__name__}"
+        raise ConfigError(f"{path}: must define `experiment = Experiment(...)`; {found}")
+    return experiment
