@@ -1,10 +1,13 @@
 """Token ids in, token ids with log-probs and weight versions out; whatever samples them."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 
 class InferenceError(Exception):
@@ -18,7 +21,7 @@ class Sampling:
     max_tokens:  at most this many new tokens
     temperature: > 0 samples from softmax(logits / temperature); 0 is greedy (log-probs at temperature 1)
     stop:        ids that end the completion; the sampled stop id is part of it
-    seed:        the same seed, prompt and weights give the same tokens, whatever else is in the batch
+    seed:        0 .. 2**63 - 1; the same seed, prompt and weights give the same tokens, whatever else is in the batch
     """
 
     max_tokens: int
@@ -26,21 +29,32 @@ class Sampling:
     temperature: float = 1.0
     stop: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in 0 .. 2**63 - 1, got {self.seed}")
+
 
 @dataclass(frozen=True)
 class Completion:
     """tokens i32[n], logprobs f32[n] of the distribution sampled from, versions i32[n] of the weights, one per token.
 
     cached: how many prompt tokens were found in the KV cache instead of being prefilled
+    queued: seconds the request waited before the engine took it up; charged to nobody
     """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: FinishReason
     cached: int = 0
+    queued: float = 0.0
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Samples completions for many sessions at once."""
 
