@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import hypothesis
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_jax import config, credit, objective
@@ -187,7 +187,8 @@ FREE = [
 ]
 
 
-@given(st.data())
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(st.data())
 def test_what_was_described_is_read_back_as_it_was(data):
     chosen = data.draw(st.lists(st.sampled_from(FREE), unique_by=lambda setting: setting[0]))
     drawn = {path: data.draw(values(hint), label=path) for path, hint in chosen}
