@@ -67,6 +67,11 @@ class Renderer:
         closing = "" if self._closed(turn) else "<|im_end|>"
         return [self._glue(closing + _ANSWER), Piece(self.tokenizer.encode(text), template=False), self._glue(_ANSWER_END)]
 
+    def answered(self, tokens: NDArray[np.int32], turn: NDArray[np.int32]) -> str:
+        """The text in `tokens` i32[n], which `answer` gave for `turn`."""
+        before, _, after = (len(piece.tokens) for piece in self.answer("", turn))
+        return self.tokenizer.decode(tokens[before : len(tokens) - after])
+
     def content(self, turn: NDArray[np.int32]) -> bytes:
         """The bytes of a sampled `turn` i32[n] without its closing `<|im_end|>`, for `parse_call`."""
         return self.tokenizer.decode_bytes(turn[:-1] if self._closed(turn) else turn)
