@@ -1,0 +1,223 @@
+"""Mend a bug in a small Python file. Real code in a real box; which code, which bug and which tests come from the seed.
+
+The policy reads functions by name, edits them by replacing one fragment of text, runs the visible tests and submits. Hidden tests
+of the same functions score a fork of the box.
+
+Splits: "train"; "held_out", tasks (files and tests as a whole) never in train; "held_out_bugs", bugs never in the two before;
+"held_out_functions", functions never in the others. They are disjoint by hash, so no seed of one gives a task of another.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from agentrl_jax.chat.tools import Tool
+from agentrl_jax.data.episode import Outcome
+from agentrl_jax.envs import inbox
+from agentrl_jax.envs.bugs import Bug, Function, bugs, functions
+from agentrl_jax.envs.protocol import Observation, Task
+from agentrl_jax.envs.verify import SECONDS, Case, script, verify
+from agentrl_jax.sandbox.protocol import Sandbox
+
+SPLITS = ("train", "held_out", "held_out_bugs", "held_out_functions")
+TESTS = "test_utils.py"
+REVEALED = 0.9  # probability that a visible test fails on the bug
+HIDDEN = 16  # hidden cases of a broken function
+LONGEST = 350  # characters of an observation
+_SIGPROF = 27
+
+
+@dataclass(frozen=True)
+class Level:
+    """How hard the tasks are.
+
+    files:      names of the files; each has `functions` (fewest, most) functions, the broken ones included
+    bugs:       how many functions are broken
+    named:      the prompt names the broken function, and only that one has visible tests
+    cumulative: an edit starts from the function's present text; else from the text as handed out, so a wrong try needs no undo
+    longer:     also functions of more than six lines
+    """
+
+    files: tuple[str, ...]
+    functions: tuple[int, int]
+    bugs: int
+    named: bool
+    cumulative: bool
+    longer: bool
+
+
+LEVELS = (
+    Level(("utils.py",), (2, 3), bugs=1, named=True, cumulative=False, longer=False),
+    Level(("utils.py",), (3, 3), bugs=1, named=False, cumulative=False, longer=False),
+    Level(("utils.py",), (3, 4), bugs=2, named=False, cumulative=False, longer=True),
+    Level(("utils.py", "helpers.py"), (3, 4), bugs=2, named=False, cumulative=True, longer=True),
+)
+
+
+class BugFix:
+    """The environment at one level. See `agentrl_jax.envs.protocol.Environment`."""
+
+    tools = (
+        Tool("read", "Show a function.", {"function": "string"}),
+        Tool("edit", "Replace the text old, found once in the function, by new.", {"function": "string", "old": "string", "new": "string"}),
+        Tool("test", "Run the visible tests."),
+        Tool("submit", "Hand in the files."),
+    )
+
+    def __init__(self, level: int = 0) -> None:
+        if level not in range(len(LEVELS)):
+            raise ValueError(f"BugFix(level={level}): levels are 0 to {len(LEVELS) - 1}")
+        self.level = level
+        self.settings = LEVELS[level]
+
+    def task(self, seed: int, split: str = "train") -> Task:
+        if split not in SPLITS:
+            raise ValueError(f"split {split!r}: one of {', '.join(SPLITS)}")
+        rng = Random(f"{self.level}/{split}/{seed}")
+        while True:
+            task = self._draw(f"bugfix{self.level}/{split}/{seed}", split, rng)
+            content = "\0".join([task.prompt, *(text.decode() for text in task.files.values())])
+            if split not in ("train", "held_out") or (_digest(content)[0] < 26) == (split == "held_out"):
+                return task
+
+    def _draw(self, name: str, split: str, rng: Random) -> Task:
+        level = self.settings
+        eligible = [f for f in functions().values() if f.unseen == (split == "held_out_functions") and (level.longer or not f.longer)]
+        sizes = [rng.randint(*level.functions) for _ in level.files]
+        chosen = rng.sample(eligible, sum(sizes))
+        broken = [bug for f in chosen if (bug := _bug(f, split, rng))][: level.bugs]
+        if len(broken) < level.bugs:
+            return self._draw(name, split, rng)
+        rng.shuffle(chosen)
+        placed = {path: [chosen.pop() for _ in range(size)] for path, size in zip(level.files, sizes, strict=True)}
+        source = {bug.function: bug.source for bug in broken}
+        visible, hidden = _cases(placed, {bug.function: bug for bug in broken}, level.named, rng)
+        files = {path: _join(source.get(f.name, f.source) for f in placed[path]) for path in placed}
+        files[TESTS] = _tests(visible)
+        return Task(
+            id=name,
+            prompt=self._prompt(broken, placed),
+            files={path: text.encode() for path, text in files.items()},
+            hidden={
+                "cases": hidden,
+                "gold": {path: _join(f.source for f in placed[path]) for path in placed},
+                "edits": [(bug.function, bug.old, bug.new) for bug in broken],
+            },
+        )
+
+    def _prompt(self, broken: Sequence[Bug], placed: Mapping[str, Sequence[Function]]) -> str:
+        if self.settings.named:
+            return f"Fix {' and '.join(bug.function for bug in broken)} in {' and '.join(placed)}."
+        where = " and ".join(f"{path} ({', '.join(f.name for f in placed[path])})" for path in placed)
+        return f"Fix the {'bug' if len(broken) == 1 else f'{len(broken)} bugs'} in {where}."
+
+    def gold(self, task: Task) -> list[tuple[str, dict[str, Any]]]:
+        edits = [("edit", {"function": function, "old": old, "new": new}) for function, old, new in task.hidden["edits"]]
+        return [*edits, ("submit", {})]
+
+    async def step(self, task: Task, name: str, arguments: Mapping[str, Any], box: Sandbox) -> Observation:
+        texts = {key: str(value) for key, value in arguments.items()}
+        match name:
+            case "submit":
+                return Observation("", done=True)
+            case "read":
+                return await self._run(box, "read", texts.get("function", ""))
+            case "edit":
+                function = texts.get("function", "")
+                original = None if self.settings.cumulative else handed_out(task).get(function)
+                return await self._run(box, "edit", function, texts.get("old", ""), texts.get("new", ""), original)
+            case "test":
+                return await self._run(box, "test", TESTS)
+            case _:
+                return Observation(f"error: no tool {name[:40]}", count="tool_errors", state=await self.state(task, box))
+
+    async def state(self, task: Task, box: Sandbox) -> str:
+        """Hash of the files that edits reach."""
+        return (await self._run(box, "state")).state or ""
+
+    async def score(self, task: Task, box: Sandbox) -> Outcome:
+        protected = {TESTS: task.files[TESTS].decode()}
+        return await verify(box, task.hidden["cases"], gold=task.hidden["gold"], protected=protected)
+
+    async def _run(self, box: Sandbox, *command: object) -> Observation:
+        """One command of `inbox` in the box. Whatever it does to itself is an observation."""
+        argv, stdin = script(str(command[0]), dict.fromkeys(self.settings.files), *command[1:])
+        result = await box.exec(argv, stdin=stdin, seconds=SECONDS)
+        texts, reported, report = result.text.rpartition("\0")
+        state = _digest(texts).hex() if reported else None
+        if result.timed_out or result.exit_code == -_SIGPROF:
+            return Observation("timeout", count="tool_timeouts", state=state)
+        if result.killed or result.exit_code != 0 or not reported:
+            return Observation(f"error: {result.killed or 'crashed'}", count="tool_errors", state=state)
+        return Observation(_clip(report), count="tool_errors" if report.startswith("error:") else None, state=state)
+
+
+def handed_out(task: Task) -> dict[str, str]:
+    """The functions of a task by name, with their bugs, as the box starts with them."""
+    parts = [part for path, text in task.files.items() if path != TESTS for part in inbox.split(text.decode())[1:]]
+    return {part.partition("(")[0]: f"def {part.rstrip()}\n" for part in parts}
+
+
+def _bug(function: Function, split: str, rng: Random) -> Bug | None:
+    """One of the split's bugs, each kind of mistake being as likely as the others; None where it has none."""
+    held_out = split == "held_out_bugs"
+    choice = [bug for bug in bugs(function.name) if split == "held_out_functions" or bug.held_out == held_out]
+    if not choice:
+        return None
+    operator = rng.choice(sorted({bug.operator for bug in choice}))
+    return rng.choice([bug for bug in choice if bug.operator == operator])
+
+
+def _cases(placed: Mapping[str, Sequence[Function]], broken: Mapping[str, Bug], named: bool, rng: Random) -> tuple[list[Case], list[Case]]:
+    """(visible, hidden): never the same input in both. Most are of the broken functions; some see to it that the others stay right."""
+    visible, hidden = [], []
+    for path, members in placed.items():
+        for f in members:
+            cases = [Case(path.removesuffix(".py"), f.name, *pair) for pair in zip(f.pool, f.wants, strict=True)]
+            if f.name in broken:
+                shown, kept = _divide(cases, broken[f.name].fails, rng)
+            else:
+                first, *kept = rng.sample(cases, 4)
+                shown = [] if named else [first]
+            visible += shown
+            hidden += kept
+    rng.shuffle(visible)
+    return visible, hidden
+
+
+def _divide(cases: Sequence[Case], fails: frozenset[int], rng: Random) -> tuple[list[Case], list[Case]]:
+    """3 to 5 visible cases, as a rule one of those that fail on the bug among them, and hidden ones with one that fails for sure."""
+    order = rng.sample(range(len(cases)), len(cases))
+    kept, shown, *_ = (i for i in order if i in fails)
+    passing = [i for i in order if i not in fails]
+    order.remove(kept)
+    if rng.random() < REVEALED or not passing:
+        order.remove(shown)
+        order.insert(0, shown)
+    else:
+        order.sort(key=fails.__contains__)
+    n = rng.randint(3, 5)
+    return [cases[i] for i in order[:n]], [cases[i] for i in [kept, *order[n:]][:HIDDEN]]
+
+
+def _tests(cases: Sequence[Case]) -> str:
+    """The file of visible tests."""
+    modules = sorted({case.module for case in cases})
+    imports = [f"from {module} import {', '.join(sorted({c.function for c in cases if c.module == module}))}" for module in modules]
+    lines = [f"    ({case.function}, {case.arguments}, {case.want.removeprefix('!')})," for case in cases]
+    return "\n".join([*imports, "", "CASES = [", *lines, "]", ""])
+
+
+def _join(sources: Iterable[str]) -> str:
+    return "\n\n".join(sources)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def _clip(text: str) -> str:
+    half = (LONGEST - 5) // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"

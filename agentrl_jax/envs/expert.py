@@ -1,0 +1,117 @@
+"""A deliberately imperfect player of `BugFix`, for the warm start.
+
+Its episodes hold every behaviour that pays (testing before submitting, another edit after FAIL, submitting on ok) mixed with the
+ones that do not (submitting untested, the same edit again, fragments that are not there). Which are worth keeping is what
+reinforcement learning is left to find out. It knows the right edit and makes it only now and then; its other edits are mutations
+by the same operators that made the bug, so they look alike.
+"""
+
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from agentrl_jax.envs.bugfix import BugFix, handed_out
+from agentrl_jax.envs.mutate import fragment, mutations
+from agentrl_jax.envs.protocol import Observation, Task
+
+Call = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """Probabilities of what the expert does.
+
+    right:      an edit is the right one
+    slip:       an edit is a slip: text that is not in the function, or is there more than once
+    repeat:     an edit may be one it made before
+    read:       reads a function before its first edit of it
+    test_first: runs the tests before anything else
+    test:       runs the tests after an edit
+    untested:   submits after an edit it did not test
+    give_up:    submits although the tests failed
+    go_on:      edits further although the tests passed
+    follow:     edits the function that failed (where the prompt names none)
+    undo:       takes its last edit back before the next (where edits are cumulative)
+    tries:      edits at most, per bug
+    """
+
+    right: float = 0.2
+    slip: float = 0.07
+    repeat: float = 0.1
+    read: float = 0.9
+    test_first: float = 0.35
+    test: float = 0.6
+    untested: float = 0.7
+    give_up: float = 0.3
+    go_on: float = 0.1
+    follow: float = 0.8
+    undo: float = 0.5
+    tries: int = 4
+
+
+def expert(env: BugFix, task: Task, rng: Random, habits: Habits | None = None) -> Generator[Call, Observation, None]:
+    """Tool calls, each in answer to the observation sent in; the last one is submit. `next` gives the first."""
+    habits = habits or Habits()
+    texts = handed_out(task)
+    right = {function: (old, new) for function, old, new in task.hidden["edits"]}
+    suspects = list(right) if env.settings.named else list(texts)
+    read: set[str] = set()
+    made: list[Call] = []
+    failing = _failing((yield "test", {})) if rng.random() < habits.test_first else None
+    for _ in range(habits.tries * len(right)):
+        function = failing if failing in suspects and rng.random() < habits.follow else rng.choice(suspects)
+        if function not in read and rng.random() < habits.read:
+            yield "read", {"function": function}
+            read.add(function)
+        if made and env.settings.cumulative and rng.random() < habits.undo:
+            last = made[-1][1]
+            yield "edit", {"function": last["function"], "old": last["new"], "new": last["old"]}
+        call = _edit(function, texts, right, made, rng, habits)
+        yield call
+        made.append(call)
+        if rng.random() < habits.test:
+            failing = _failing((yield "test", {}))
+            over = rng.random() < (1 - habits.go_on if failing is None else habits.give_up)
+        else:
+            over = rng.random() < habits.untested
+        if over:
+            break
+    yield "submit", {}
+
+
+def _edit(function: str, texts: dict[str, str], right: dict[str, tuple[str, str]], made: list[Call], rng: Random, habits: Habits) -> Call:
+    source = texts[function]
+    if function in right and rng.random() < habits.right:
+        old, new = right[function]
+    elif rng.random() < habits.slip:
+        old, new = rng.choice(_fragments(texts[rng.choice(list(texts))], rng))
+        old = rng.choice((old, old[:1], old[1:]))
+    else:
+        wrong = [edit for edit in _fragments(source, rng) if edit != right.get(function)]
+        fresh = [edit for edit in wrong if ("edit", _arguments(function, *edit)) not in made]
+        old, new = rng.choice(wrong if rng.random() < habits.repeat or not fresh else fresh)
+    return "edit", _arguments(function, old, new)
+
+
+def _arguments(function: str, old: str, new: str) -> dict[str, Any]:
+    return {"function": function, "old": old, "new": new}
+
+
+def _fragments(source: str, rng: Random) -> list[tuple[str, str]]:
+    """The mutations of one kind as edits; the kinds are equally likely."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for mutation in mutations(source):
+        edit = fragment(source, mutation)
+        if edit is not None:
+            kinds.setdefault(mutation.operator, []).append(edit)
+    return kinds[rng.choice(sorted(kinds))]
+
+
+def _failing(observation: Observation) -> str | None:
+    """The function that the tests say fails; "" where they fail without saying so; None where they pass."""
+    if observation.text.startswith("ok"):
+        return None
+    found = re.match(r"FAIL (\w+)\(", observation.text)
+    return found[1] if found else ""
