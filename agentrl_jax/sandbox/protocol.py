@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class SandboxError(Exception):
@@ -13,7 +13,7 @@ class SandboxError(Exception):
 class Limits:
     """What a box may use. Seconds, bytes, counts.
 
-    seconds:   wall time of one command (its process group is killed, the partial output is returned)
+    seconds:   wall time of one command; at its end every process of the box is killed and the partial output returned
     memory:    address space of one process
     processes: processes and threads alive at once
     disk:      bytes in the box's writable files
@@ -36,7 +36,8 @@ class Result:
     exit_code: None where the command was killed by a limit; -n where signal n ended it
     output:    stdout and stderr together, as bytes, head and tail if `dropped` bytes were left out
     timed_out: the time limit ended it
-    killed:    a limit other than time ended it ("output" | "memory"), or None
+    killed:    what other than time ended it, or None: "output" | "memory" (a limit), "box" (it took the box's own process with it;
+               the box comes back, over the same files, for the next command)
     seconds:   wall time
     """
 
@@ -53,6 +54,7 @@ class Result:
         return self.output.decode("utf-8", errors="replace")
 
 
+@runtime_checkable
 class Sandbox(Protocol):
     """One isolated machine with a working directory `/workspace`.
 
@@ -70,8 +72,27 @@ class Sandbox(Protocol):
         """Run `argv` in `/workspace`. `python3 ...` runs in a fork of the box's warm interpreter where the backend has one."""
         ...
 
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        """Write files (paths relative to `/workspace`, parents made), as the box's user, never following links out of the box."""
+    async def exec_fresh(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """`exec` for scoring: over the same files, but nothing that earlier commands left running can see or touch this one.
+
+        It runs in an isolated process tree of its own, and its exit code is the kernel's word rather than a message from inside
+        (128+n where signal n ended it). `exec` shares its user and its processes with whatever the policy left there.
+        """
+        ...
+
+    async def put(self, files: Mapping[str, bytes]) -> Result:
+        """Write files (paths relative to `/workspace`, parents made), as the box's user, never following links out of the box.
+
+        Files that the box refuses (disk full, a folder in the way) are the policy's doing: an exit code other than 0, and why.
+        Raises ValueError for a path that leads out of `/workspace`.
+        """
         ...
 
     async def get(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
@@ -83,11 +104,14 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> bytes:
-        """The writable files as a tar; `Backend.start(snapshot=...)` makes a box of it."""
+        """The writable files as a tar; `Backend.start(snapshot=...)` makes a box of it.
+
+        What no archive holds (paths of several thousand characters, more names than the disk limit has room for) is left out.
+        """
         ...
 
     async def pause(self) -> None:
-        """Stop every process of the box."""
+        """Stop every process that commands left running. Files can still be used; commands cannot, until `resume`."""
         ...
 
     async def resume(self) -> None: ...
@@ -97,6 +121,7 @@ class Sandbox(Protocol):
         ...
 
 
+@runtime_checkable
 class Backend(Protocol):
     """Starts boxes and reaps what it started. `async with backend:` opens and closes it."""
 
@@ -104,6 +129,8 @@ class Backend(Protocol):
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def start(self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None) -> Sandbox:
-        """A fresh box holding `files` in `/workspace`, or the files of a `snapshot`."""
+    async def start(
+        self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None
+    ) -> Sandbox:
+        """A fresh box holding `files` in `/workspace`, or the files of a `snapshot`. Raises ValueError if they do not fit."""
         ...
