@@ -51,6 +51,11 @@ class RolloutLimits:
     seconds: float = 120.0
     deadline: float = 600.0
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"RolloutLimits.{name} must be positive, got {value}")
+
 
 @dataclass(frozen=True)
 class Job:

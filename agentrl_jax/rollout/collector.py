@@ -37,6 +37,14 @@ class RolloutSettings:
     retries: int = 1
     min_usable: float = 0.5
 
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError(f"RolloutSettings.slots must be at least 1, got {self.slots}")
+        if self.retries < 0:
+            raise ValueError(f"RolloutSettings.retries must be at least 0, got {self.retries}")
+        if not 0 <= self.min_usable <= 1:
+            raise ValueError(f"RolloutSettings.min_usable must be a share from 0 to 1, got {self.min_usable}")
+
 
 def plan(tasks: Sequence[Task], group_size: int, *, seed: int, step: int, phase: str = "train") -> list[Job]:
     """`group_size` jobs for each task, group by group; evaluation is the same with groups of one.

@@ -159,7 +159,7 @@ async def test_the_samplers_own_context_limit_holds():
 )
 async def test_infrastructure_failures_are_endings_without_an_outcome(broken, ending):
     backend, events = broken.setdefault("backend", Boxes()), []
-    episode = await run_episode(job(), parts(**broken), replace(LIMITS, deadline=0.2), sink=events.append)
+    episode = await run_episode(job(), parts(**broken), replace(LIMITS, deadline=0.5), sink=events.append)
     assert episode.ending is ending
     assert episode.outcome is None
     assert not episode.usable
@@ -246,8 +246,9 @@ async def test_queueing_in_the_engine_is_not_charged():
             await asyncio.sleep(0.02)
             return replace(await super().generate(prompt, sampling, session=session), queued=0.02)
 
-    episode = await run_episode(job(), parts(sampler=Queueing([add("a"), SUBMIT])), replace(LIMITS, seconds=0.02), queued=1.0)
+    episode = await run_episode(job(), parts(sampler=Queueing([add("a"), SUBMIT])), LIMITS, queued=1.0)
     assert episode.timings["queue"] == pytest.approx(1.04)
+    assert episode.timings["generate"] >= 0
 
 
 @given(st.lists(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), min_size=1, max_size=80), min_size=8, max_size=8))
@@ -257,3 +258,9 @@ def test_whatever_is_sampled_the_episode_is_a_valid_record(turns):
     assert episode.usable
     assert len(episode.segments[0]) <= 400
     assert episode.counters["parse_errors"] == sum(not turn.valid for turn in episode.turns)
+
+
+@pytest.mark.parametrize("name", ["turns", "turn_tokens", "episode_tokens", "context", "seconds", "deadline"])
+def test_limits_must_leave_something(name):
+    with pytest.raises(ValueError, match=f"RolloutLimits.{name} must be positive, got 0"):
+        replace(LIMITS, **{name: 0})

@@ -112,3 +112,9 @@ async def test_a_mistake_in_the_code_stops_the_run_and_closes_everything():
         await collect(plan(TASKS, 1, seed=0, step=0), parts(backend=backend, environment=Faulty()), SETTINGS)
     assert [type(e) for e in caught.value.exceptions] == [ZeroDivisionError]
     assert not backend.open
+
+
+@pytest.mark.parametrize("change", [{"slots": 0}, {"retries": -1}, {"min_usable": 1.5}])
+def test_impossible_settings_are_refused(change):
+    with pytest.raises(ValueError, match=rf"RolloutSettings\.{next(iter(change))} must be"):
+        replace(SETTINGS, **change)
