@@ -3,6 +3,7 @@
 import base64
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -15,37 +16,52 @@ TOKENS, EPISODES = 500_000, 2_000
 """Bounds of what one page holds: at most 8 MB of base64 where every token is the policy's."""
 
 
-def choose(episodes: Sequence[Episode], tokens: int = TOKENS, count: int = EPISODES) -> list[Episode]:
+@dataclass(frozen=True)
+class Entry:
+    """Outline of an episode: what `choose` needs to know of it."""
+
+    id: str
+    step: int
+    group: str
+    tokens: int
+
+    @classmethod
+    def of(cls, episode: Episode) -> "Entry":
+        return cls(episode.id, episode.step, episode.group, sum(map(len, episode.segments)))
+
+
+def choose(entries: Sequence[Entry], tokens: int = TOKENS, count: int = EPISODES) -> list[Entry]:
     """The first and the last step and every k-th between, whole, with the smallest k that keeps both bounds.
 
     Where even the first and the last step are too much: whole groups of the two in turn, while they fit. At least one group is shown.
     """
-    steps: dict[int, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        steps[episode.step].append(episode)
+    if not entries:
+        return []
+    steps: dict[int, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        steps[entry.step].append(entry)
     order = sorted(steps)
-    size = {step: sum(_size(e) for e in members) for step, members in steps.items()}
     for k in range(1, max(len(order), 2)):
-        shown = sorted({*order[::k], *order[-1:]})
-        if sum(size[s] for s in shown) <= tokens and sum(len(steps[s]) for s in shown) <= count:
-            return [e for step in shown for e in steps[step]]
-    groups = [_groups(steps[step]) for step in dict.fromkeys((order[0], order[-1]))]
-    chosen: list[Episode] = []
-    for group in (side[i] for i in range(max(map(len, groups))) for side in groups if i < len(side)):
-        if chosen and (sum(map(_size, chosen + group)) > tokens or len(chosen) + len(group) > count):
+        shown = [entry for step in sorted({*order[::k], order[-1]}) for entry in steps[step]]
+        if _fits(shown, tokens, count):
+            return shown
+    ends = [_groups(steps[step]) for step in dict.fromkeys((order[0], order[-1]))]
+    chosen: list[Entry] = []
+    for group in (groups[i] for i in range(max(map(len, ends))) for groups in ends if i < len(groups)):
+        if chosen and not _fits(chosen + group, tokens, count):
             break
         chosen += group
-    return sorted(chosen, key=lambda e: e.step)
+    return sorted(chosen, key=lambda entry: entry.step)
 
 
-def _size(episode: Episode) -> int:
-    return sum(map(len, episode.segments))
+def _fits(entries: Sequence[Entry], tokens: int, count: int) -> bool:
+    return len(entries) <= count and sum(entry.tokens for entry in entries) <= tokens
 
 
-def _groups(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    by_group: dict[str, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        by_group[episode.group].append(episode)
+def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
+    by_group: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_group[entry.group].append(entry)
     return list(by_group.values())
 
 

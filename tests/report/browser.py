@@ -47,9 +47,10 @@ class Tab:
         return json.loads(message)
 
     def open(self, page: Path, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Load a file and wait until it has drawn itself."""
+        """Load a file and wait until it has drawn itself; `events` start anew."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.events.clear()
         self.call("Page.navigate", url=page.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
@@ -65,14 +66,21 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def hover(self, selector: str) -> None:
-        """Move the pointer to the middle of the first element that matches."""
-        x, y = self.evaluate(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
-            " e.scrollIntoView({block: 'center', behavior: 'instant'}); const b = e.getClientRects()[0]; return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+    def hover(self, selector: str) -> tuple[float, float]:
+        """Move the pointer to the middle of the first element that matches; returns where that is."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{found}.scrollIntoView({{ block: 'center', behavior: 'instant' }})")
         self.frame()
+        x, y = self.evaluate(f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])({found}.getClientRects()[0])")
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.frame()
+        return x, y
+
+    def click(self, selector: str) -> None:
+        """Press and release the pointer in the middle of the first element that matches."""
+        x, y = self.hover(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
         self.frame()
 
     def press(self, key: str) -> None:
@@ -84,10 +92,11 @@ class Tab:
 
     def choose(self, select: str, value: str) -> None:
         """Choose an option as a person would: the value changes and the page is told."""
-        self.evaluate(
-            f"(() => {{ const s = document.querySelector({json.dumps(select)}); s.value = {json.dumps(value)};"
-            " s.dispatchEvent(new Event('change', {bubbles: true})); })()"
-        )
+        self.evaluate(f"""(() => {{
+            const chosen = document.querySelector({json.dumps(select)});
+            chosen.value = {json.dumps(value)};
+            chosen.dispatchEvent(new Event("change", {{ bubbles: true }}));
+        }})()""")
         self.frame()
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:

@@ -1,13 +1,19 @@
 """Synthetic runs: small dialogues with every author, made through the real records and a real tokenizer."""
 
+import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_jax.chat.tokenizer import ChatTokenizer, train
+from agentrl_jax.data.credits import CreditWriter
 from agentrl_jax.data.episode import Author, Ending, Episode, Outcome, Segment, Span, Turn, digest
+from agentrl_jax.data.store import EpisodeWriter
+from agentrl_jax.report.load import CONFIG, CREDITS, EPISODES, TOKENIZER
+from agentrl_jax.report.metrics import MetricsWriter
 from agentrl_jax.report.summary import summarise
 
 HOSTILE = '</script><b id="injected">bold</b><img src=x onerror="document.title=1"><!-- \u2028 \u202e \x07 é'
@@ -99,15 +105,15 @@ def episodes_of(step: int, groups: int = 2, members: int = 4) -> list[Episode]:
     return made
 
 
-def credit(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float32]]:
-    """Group-centred reward on every policy token, growing along the episode."""
-    found: dict[str, NDArray[np.float32]] = {}
+def credit(episodes: Sequence[Episode]) -> dict[str, tuple[NDArray[np.float32], ...]]:
+    """Group-centred reward on every policy token, growing along the segment; f32[n] per segment, 0 where the policy did not write."""
+    found: dict[str, tuple[NDArray[np.float32], ...]] = {}
     for e in episodes:
         if e.reward is None:
             continue
         peers = [p.reward for p in episodes if p.group == e.group and p.reward is not None]
-        n = sum(int(s.mask.sum()) for s in e.segments)
-        found[e.id] = ((e.reward - np.mean(peers)) * np.linspace(0.4, 1, n)).astype(np.float32)
+        centred = e.reward - np.mean(peers)
+        found[e.id] = tuple((centred * np.linspace(0.4, 1, len(s)) * s.mask).astype(np.float32) for s in e.segments)
     return found
 
 
@@ -132,3 +138,22 @@ def values_of(step: int, episodes: Sequence[Episode]) -> dict[str, float]:
     if step % 5 == 0:
         values |= summarise(episodes_of(step, 4, 8), "eval")
     return values
+
+
+def write(folder: Path, steps: int, *, groups: int = 2, members: int = 4, hostile: bool = False) -> list[Episode]:
+    """A whole run folder, by the writers that a training loop uses; returns its episodes in the order they were stored."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer().save(folder / TOKENIZER)
+    config = {"learner": {"learning_rate": 3e-5, "betas": [0.9, 0.95]}, "advantage": "credit.group_relative", "note": HOSTILE}
+    (folder / CONFIG).write_text(json.dumps(config))
+    stored: list[Episode] = []
+    with MetricsWriter(folder) as metrics, EpisodeWriter(folder / EPISODES) as store, CreditWriter(folder / CREDITS) as side:
+        for step in range(steps):
+            episodes = episodes_of(step, groups, members)
+            if hostile and step == steps - 1:
+                episodes.append(episode(step, 0, 99, answer=HOSTILE))
+            store.append(*episodes)
+            side.append(credit(episodes))
+            metrics.write(step, values_of(step, episodes))
+            stored += episodes
+    return stored

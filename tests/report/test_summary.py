@@ -41,7 +41,7 @@ def test_no_episodes_are_counted_as_none():
     assert values["eval/count/parse_errors"] == 0
 
 
-@given(st.lists(strategies.episodes(), max_size=5), st.sampled_from(["rollout", "eval"]))
+@given(st.lists(strategies.episodes(), max_size=3), st.sampled_from(["rollout", "eval"]))
 def test_endings_sum_to_the_episodes_and_every_name_is_declared(episodes, phase):
     values = summarise(episodes, phase)
     assert sum(values[f"{phase}/ending/{ending.value}"] for ending in Ending) == len(episodes) == values[f"{phase}/episodes"]
