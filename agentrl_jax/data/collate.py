@@ -7,6 +7,7 @@ touches the table, so what an episode is credited with cannot depend on who shar
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -191,61 +192,42 @@ def _rows_by_group(row: NDArray[np.int32], group: NDArray[np.int32]) -> NDArray[
 
 
 def _tokens(segments: Sequence[Sequence[Span]], packing: Packing) -> Tokens:
-    """The token half. One pass over spans; per-token work is whole-array."""
+    """The token half: one pass over spans, then whole arrays, kept on the flat list of all tokens until each is laid in its place."""
     spans = [span for segment in segments for span in segment]
     policy = [span for span in spans if span.author is Author.POLICY]
     sizes = np.array([len(span.tokens) for span in spans], np.int32)
+    b, t, width = packing.shape[:3]
 
-    def per_span(values: list[Any], dtype: type) -> NDArray[Any]:
-        return np.repeat(np.array(values, dtype), sizes)
-
-    def per_segment(values: NDArray[np.int32]) -> NDArray[np.int32]:
-        return np.repeat(values, packing.length)
-
-    mask = per_span([span.author is Author.POLICY for span in spans], np.bool_)
-
-    def sampled(arrays: list[Any], dtype: type, fill: int | float) -> NDArray[Any]:
-        out = np.full(len(mask), fill, dtype)
-        if arrays:
-            out[mask] = np.concatenate(arrays)
-        return out
-
-    episode = per_segment(packing.episode)
-    position = np.arange(len(mask), dtype=np.int32) - per_segment(_starts(packing.length))
-    # Counted over the flat list of policy tokens, less where the episode's own begin.
-    acted = np.cumsum(mask, dtype=np.int32)
-    before = (acted - mask)[np.searchsorted(episode, episode)] if len(mask) else acted
-    column = per_segment(packing.start) + position
-    place = (per_segment(packing.row), column)
-    number = np.zeros_like(packing.row)
+    mask = np.repeat(np.array([span.author is Author.POLICY for span in spans], np.bool_), sizes)
+    turn = np.repeat(np.array([span.turn for span in spans], np.int32), sizes)
+    # Greedy decoding (temperature 0) reports the log-probs of temperature 1.
+    temperature = np.repeat(np.array([span.temperature or 1.0 for span in spans], np.float32), sizes)
+    episode = np.repeat(packing.episode, packing.length)
+    position = _rank_within(np.repeat(np.arange(len(segments)), packing.length))
+    action = np.full(len(mask), -1, np.int32)
+    action[mask] = _rank_within(episode[mask])
+    number = np.empty_like(packing.row)
     number[np.lexsort((packing.start, packing.row))] = _rank_within(np.sort(packing.row)) + 1
 
-    b, t = packing.shape.rows, packing.shape.length
-
-    def rows(values: NDArray[Any], fill: int | float = 0) -> Any:
-        out = np.full((b, t), fill, values.dtype)
-        out[place] = values
-        return out
-
-    laid_mask = rows(mask)
-    action_row, action_column = np.nonzero(laid_mask)
-    predicted = np.full((b, packing.shape.predict), t, np.int32)
-    predicted[action_row, _rank_within(action_row)] = action_column
-
+    place = np.repeat(packing.row * t + packing.start, packing.length) + position
+    laid = partial(_laid, place=place, shape=(b, t))
+    laid_mask = laid(mask)
+    row, column = np.nonzero(laid_mask)
+    predict: Any = np.full((b, width), t, np.int32)
+    predict[row, _rank_within(row)] = column
     return Tokens(
-        ids=rows(np.concatenate([span.tokens for span in spans] or [np.zeros(0, np.int32)])),
-        position=rows(position),
-        segment=rows(per_segment(number)),
-        episode=rows(episode),
-        turn=rows(per_span([span.turn for span in spans], np.int32)),
-        action=rows(np.where(mask, acted - 1 - before, np.int32(-1)), -1),
+        ids=laid(_joined([span.tokens for span in spans], np.int32)),
+        position=laid(position),
+        segment=laid(np.repeat(number, packing.length)),
+        episode=laid(episode),
+        turn=laid(turn),
+        action=laid(action, fill=-1),
         mask=laid_mask,
         in_loss=laid_mask.copy(),
-        logprob=rows(sampled([span.logprobs for span in policy], np.float32, 0)),
-        # Greedy decoding (temperature 0) reports the log-probs of temperature 1.
-        temperature=rows(per_span([span.temperature or 1.0 for span in spans], np.float32), 1),
-        version=rows(sampled([span.versions for span in policy], np.int32, -1), -1),
-        predict=predicted,  # pyright: ignore[reportArgumentType] - numpy until `to_device`
+        logprob=_laid(_joined([span.logprobs for span in policy], np.float32), place[mask], (b, t)),
+        temperature=laid(temperature, fill=1),
+        version=_laid(_joined([span.versions for span in policy], np.int32), place[mask], (b, t), fill=-1),
+        predict=predict,
     )
 
 
@@ -253,58 +235,75 @@ def _table(episodes: Sequence[Episode], at_least: Shape, limits: Limits, dropped
     """The table half."""
     if limits not in ("score", "drop"):
         raise ValueError(f'limits must be "score" or "drop", got {limits!r}')
-    e = bucket(max(len(episodes), at_least.episodes))
     k = bucket(max([at_least.turns, *(len(episode.turns) for episode in episodes)]))
+    shape = (bucket(max(len(episodes), at_least.episodes)), k)
     groups: dict[str, int] = {}
-    states: dict[tuple[str, str], int] = {}
-
-    def column(values: list[Any], dtype: type, fill: int | float = 0) -> Any:
-        out = np.full(e, fill, dtype)
-        out[: len(values)] = values
-        return out
-
-    def turns(values: list[list[Any]], dtype: type, fill: int | float = 0) -> Any:
-        out = np.full((e, k), fill, dtype)
-        for i, row in enumerate(values):
-            out[i, : len(row)] = row
-        return out
-
-    def anchor(group: str, state: str | None) -> int:
-        return -1 if state is None else states.setdefault((group, state), len(states))
-
-    def parts(episode: Episode) -> list[float]:
-        if not episode.usable or episode.outcome is None:
-            return [0.0] * len(components)
-        missing = [name for name in components if name not in episode.outcome.components]
-        if missing:
-            known = ", ".join(episode.outcome.components) or "none"
-            raise ValueError(f"episode {episode.id}: no reward component {missing[0]!r}; its verifier gave: {known}")
-        return [episode.outcome.components[name] for name in components]
-
+    states: dict[tuple[str, str | None], int] = {}
     numbers = [groups.setdefault(episode.group, len(groups)) for episode in episodes]
+    anchors = [
+        [-1 if turn.state is None else states.setdefault((episode.group, turn.state), len(states)) for turn in episode.turns]
+        for episode in episodes
+    ]
+    usable = [episode.usable for episode in episodes]
     kept = [episode.usable and not (limits == "drop" and episode.ending.limit) for episode in episodes]
-    exists = turns([[True] * len(episode.turns) for episode in episodes], np.bool_)
-    named: Any = np.zeros((e, len(components)), np.float32)
+    parts: Any = np.zeros((shape[0], len(components)), np.float32)
     for i, episode in enumerate(episodes):
-        named[i] = parts(episode)
+        parts[i] = _components(episode, components)
+    exists = _ragged([[True] * len(episode.turns) for episode in episodes], shape, np.bool_)
     return Episodes(
-        group=column(numbers, np.int32, len(groups)),
-        reward=column([episode.reward or 0.0 for episode in episodes], np.float32),
-        components=named,
-        in_stats=column([episode.usable for episode in episodes] if dropped_in_stats else kept, np.bool_),
-        in_loss=column(kept, np.bool_),
-        truncated=column([episode.ending.limit for episode in episodes], np.bool_),
+        group=_column(numbers, shape[0], np.int32, fill=len(groups)),
+        reward=_column([episode.reward or 0.0 for episode in episodes], shape[0], np.float32),
+        components=parts,
+        in_stats=_column(usable if dropped_in_stats else kept, shape[0], np.bool_),
+        in_loss=_column(kept, shape[0], np.bool_),
+        truncated=_column([episode.ending.limit for episode in episodes], shape[0], np.bool_),
         turn_exists=exists,
-        turn_reward=turns([[turn.reward or 0.0 for turn in episode.turns] for episode in episodes], np.float32),
-        turn_valid=turns([[turn.valid for turn in episode.turns] for episode in episodes], np.bool_),
+        turn_reward=_ragged([[turn.reward or 0.0 for turn in episode.turns] for episode in episodes], shape, np.float32),
+        turn_valid=_ragged([[turn.valid for turn in episode.turns] for episode in episodes], shape, np.bool_),
         turn_in_loss=exists.copy(),
-        state=turns([[anchor(episode.group, turn.state) for turn in episode.turns] for episode in episodes], np.int32, -1),
+        state=_ragged(anchors, shape, np.int32, fill=-1),
     )
 
 
-def _starts(sizes: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Where each of consecutive runs begins."""
-    return (np.cumsum(sizes) - sizes).astype(np.int32)
+def _components(episode: Episode, names: Sequence[str]) -> list[float]:
+    """The named parts of the reward; zeros for an episode that has none to speak of."""
+    if not episode.usable or episode.outcome is None:
+        return [0.0] * len(names)
+    given = episode.outcome.components
+    for name in names:
+        if name not in given:
+            raise ValueError(f"episode {episode.id}: no reward component {name!r}; its verifier gave: {', '.join(given) or 'none'}")
+    return [given[name] for name in names]
+
+
+# The arrays of a `Batch` are declared as JAX's and are numpy's until `to_device`: hence Any.
+
+
+def _laid(values: NDArray[Any], place: NDArray[Any], shape: tuple[int, int], fill: int = 0) -> Any:
+    """An array [B, T] with the values at their flat places."""
+    out = np.full(shape, fill, values.dtype)
+    out.reshape(-1)[place] = values
+    return out
+
+
+def _joined(arrays: Sequence[NDArray[Any] | None], dtype: type) -> NDArray[Any]:
+    """All arrays in one; none make an empty one."""
+    return np.concatenate([np.zeros(0, dtype), *(array for array in arrays if array is not None)])
+
+
+def _column(values: Sequence[Any], e: int, dtype: type, fill: int = 0) -> Any:
+    """An array [E] that begins with the values."""
+    out = np.full(e, fill, dtype)
+    out[: len(values)] = values
+    return out
+
+
+def _ragged(rows: Sequence[Sequence[Any]], shape: tuple[int, int], dtype: type, fill: int = 0) -> Any:
+    """An array [E, K] whose rows begin with the given ones."""
+    out = np.full(shape, fill, dtype)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
 
 
 def _rank_within(keys: NDArray[Any]) -> NDArray[np.int32]:

@@ -158,12 +158,10 @@ class Segment:
     spans: tuple[Span, ...]
 
     def __post_init__(self) -> None:
-        if not self.spans:
-            raise ValueError("a segment needs at least one span")
-        if any(a.turn > b.turn for a, b in zip(self.spans, self.spans[1:], strict=False)):
-            raise ValueError("turns must not decrease along a segment")
         if not len(self):
             raise ValueError("a segment needs at least one token")
+        if any(a.turn > b.turn for a, b in zip(self.spans, self.spans[1:], strict=False)):
+            raise ValueError("turns must not decrease along a segment")
         if next(span for span in self.spans if len(span.tokens)).author is Author.POLICY:
             raise ValueError("a segment cannot start with a policy token: there is nothing to predict it from")
         hasher = hashlib.blake2b(digest_size=8)

@@ -199,7 +199,7 @@ def test_garbage_at_the_tail_is_a_torn_write(path):
 
 
 @on_disk
-@given(st.integers(0), st.integers(1, 255))
+@given(st.integers(0, 2**16), st.integers(1, 255))
 def test_a_corrupt_byte_never_yields_a_wrong_episode(path, at, flip):
     members = [make_episode(f"e{i}", seed=i) for i in range(4)]
     ends = boundaries(path, members)
