@@ -64,7 +64,7 @@ def load(folder: Path) -> Run:
         collected=tuple(collected),
         episodes=tuple(episodes),
         advantages=_advantages(folder / CREDITS, episodes, problems),
-        spell=_spell(folder / TOKENIZER, problems),
+        spell=_spell(folder / TOKENIZER, problems) if episodes else None,
         problems=tuple(problems),
     )
 

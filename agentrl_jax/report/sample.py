@@ -33,7 +33,8 @@ class Entry:
 def choose(entries: Sequence[Entry], tokens: int = TOKENS, count: int = EPISODES) -> list[Entry]:
     """The first and the last step and every k-th between, whole, with the smallest k that keeps both bounds.
 
-    Where even the first and the last step are too much: whole groups of the two in turn, while they fit. At least one group is shown.
+    Where even the first and the last step are too much: whole groups of the two in turn, while they fit. Where not even one group
+    does: members of it while they fit, and one in any case.
     """
     if not entries:
         return []
@@ -48,9 +49,12 @@ def choose(entries: Sequence[Entry], tokens: int = TOKENS, count: int = EPISODES
     ends = [_groups(steps[step]) for step in dict.fromkeys((order[0], order[-1]))]
     chosen: list[Entry] = []
     for group in (groups[i] for i in range(max(map(len, ends))) for groups in ends if i < len(groups)):
-        if chosen and not _fits(chosen + group, tokens, count):
+        if not _fits(chosen + group, tokens, count):
             break
         chosen += group
+    if not chosen:
+        members = ends[0][0]
+        chosen = next(members[:n] for n in range(len(members), 0, -1) if n == 1 or _fits(members[:n], tokens, count))
     return sorted(chosen, key=lambda entry: entry.step)
 
 

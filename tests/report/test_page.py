@@ -92,7 +92,7 @@ def test_metrics_alone_make_a_page(run):
     for name in (EPISODES, CREDITS, TOKENIZER, CONFIG):
         (run / name).unlink()
     data = data_of(build(run))
-    assert data["sample"]["episodes"] == []
+    assert data["sample"]["episodes"] == data["problems"] == []
     assert data["config"] is None
     assert len(data["steps"]) == 6
 

@@ -39,14 +39,21 @@ def test_first_last_and_every_kth_step(count, expected):
 
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(200, 4000), st.integers(1, 40))
 def test_bounds_hold_and_groups_stay_whole(steps, groups, tokens, count):
-    episodes = some_run(steps, groups)
-    shown = choose(episodes, tokens, count)
-    whole = [[e for e in episodes if e.group == group] for group in dict.fromkeys(e.group for e in shown)]
-    assert sorted(e.id for e in shown) == sorted(e.id for group in whole for e in group)
+    entries = some_run(steps, groups)
+    shown = choose(entries, tokens, count)
     assert shown == sorted(shown, key=lambda e: e.step)
-    if len(whole) > 1:
+    if len(shown) > 1:
         assert len(shown) <= count
         assert sum(e.tokens for e in shown) <= tokens
+    names = {e.group for e in shown}
+    if len(names) > 1:
+        assert {e.id for e in shown} == {e.id for e in entries if e.group in names}
+
+
+def test_of_a_group_that_is_too_large_some_members_are_shown():
+    entries = [Entry(f"m{m}", 0, "g", 100) for m in range(8)]
+    assert [e.id for e in choose(entries, tokens=350)] == ["m0", "m1", "m2"]
+    assert [e.id for e in choose(entries, tokens=50)] == ["m0"]
 
 
 def array(text, dtype):

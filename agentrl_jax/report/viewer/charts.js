@@ -101,6 +101,7 @@ function lineChart({ title, note, steps, series, log = false, unit }) {
   if (!all.length) range = [0, 1];
   else if (unit === "fraction" && top > 0.5) range = [0, 1];
   else if (log) range = [bottom / 1.3, top * 1.3];
+  else if (top === 0 && bottom === 0) range = [0, 1];
   else if (bottom >= 0 && bottom < 0.5 * top) range = [0, top * 1.06];
   else { const pad = (top - bottom) * 0.08 || Math.abs(top) * 0.1 || 1; range = [bottom - pad, top + pad]; }
 
@@ -126,8 +127,7 @@ function lineChart({ title, note, steps, series, log = false, unit }) {
     });
     return nodes;
   });
-  const read = (index) => series.filter((s) => s.values[index] !== null).map((s) =>
-    [`s${series.indexOf(s)}`, s.label, figure(s.values[index])]);
+  const read = (index) => series.map((s, k) => [`s${k}`, s.label, figure(s.values[index])]);
   const summary = series.map((s) => {
     const known = s.values.map((v, i) => [v, steps[i]]).filter(([v]) => v !== null);
     return `${s.label}: ${figure(known[0][0])} at step ${known[0][1]}, ${figure(known.at(-1)[0])} at step ${known.at(-1)[1]}.`;

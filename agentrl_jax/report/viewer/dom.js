@@ -28,6 +28,13 @@ function figure(value) {
   return value.toLocaleString("en", { maximumSignificantDigits: 4 }).replace("-", "−");
 }
 
+// Characters that would not show, or would move what stands around them: controls, zero-width, direction marks.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/;
+const EACH_HIDDEN = new RegExp(`(${HIDDEN.source})`, "g");
+
+// A value as JSON in which every character shows.
+const quote = (value) => JSON.stringify(value).replace(EACH_HIDDEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
 const table = (head, rows, attributes = {}) =>

@@ -56,9 +56,9 @@ function perStep(data) {
 
 // Nested values as one list of dotted keys.
 function flatten(value, key = "") {
-  if (value === null || typeof value !== "object") return [[key, JSON.stringify(value)]];
+  if (value === null || typeof value !== "object") return [[key, quote(value)]];
   const entries = Object.entries(value);
-  if (!entries.length || (Array.isArray(value) && entries.every(([, v]) => v === null || typeof v !== "object"))) return [[key, JSON.stringify(value)]];
+  if (!entries.length || (Array.isArray(value) && entries.every(([, v]) => v === null || typeof v !== "object"))) return [[key, quote(value)]];
   return entries.flatMap(([name, inner]) => flatten(inner, key ? `${key}.${name}` : name));
 }
 

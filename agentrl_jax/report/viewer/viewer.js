@@ -4,9 +4,6 @@ const LEVELS = 5;
 
 const decode = (base64, type) => new type(Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)).buffer);
 
-// Characters that would not show, or would move what stands around them: controls, zero-width, direction marks.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/;
-
 // The sample as arrays, and where each episode's tokens start in them.
 function unpack(sample) {
   let token = 0, policy = 0;
@@ -73,7 +70,7 @@ function spell(token) {
   for (const part of token.text.split(/(\n|\t)/)) {
     if (part === "\n") nodes.push(el("i", { class: "newline" }), "\n");
     else if (part === "\t") nodes.push(el("i", { class: "tab" }), "\t");
-    else for (const run of part.split(new RegExp(`(${HIDDEN.source})`))) {
+    else for (const run of part.split(EACH_HIDDEN)) {
       if (HIDDEN.test(run)) nodes.push(el("i", { class: "raw" }, `U+${run.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`));
       else if (run) nodes.push(run);
     }
@@ -84,7 +81,7 @@ function spell(token) {
 function tip(token, authors) {
   const rows = [
     ["token id", token.id],
-    [token.text === null ? "bytes" : "text", token.text === null ? `${hexOf(token.hex)}, part of ${JSON.stringify(token.whole)}` : JSON.stringify(token.text)],
+    [token.text === null ? "bytes" : "text", token.text === null ? `${hexOf(token.hex)}, part of ${quote(token.whole)}` : quote(token.text)],
     ["author", authors[token.author]],
     ["turn", token.turn],
     ["segment", token.segment],
@@ -154,12 +151,14 @@ function legend(all, tokens, shade, scale) {
   return el("div", { class: "legend" }, el("span", { class: "authors" }, ...authors), el("span", { class: "scale" }, ...ramp));
 }
 
+const some = (steps) => `steps ${steps.length > 8 ? [...steps.slice(0, 4), "…", ...steps.slice(-2)].join(", ") : steps.join(", ")}`;
+
 function viewer(data) {
   const all = unpack(data.sample), { episodes } = all;
   if (!episodes.length) return [el("p", { class: "quiet" }, "The run holds no episodes that could be read.")];
   const steps = [...new Set(episodes.map((e) => e.step))];
   const shown = `${figure(episodes.length)} of ${figure(data.collected.episodes)} episodes are in this page: `
-    + (episodes.length === data.collected.episodes ? "all." : `steps ${steps.join(", ")} of ${data.collected.steps}.`);
+    + (episodes.length === data.collected.episodes ? "all." : `${some(steps)} (${steps.length} of ${data.collected.steps} steps).`);
 
   // One scale for all episodes of a step, so that their colours compare.
   const scales = new Map(steps.map((step) => [step, 0]));
