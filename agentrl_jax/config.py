@@ -147,7 +147,7 @@ class Optimizer:
     """AdamW over the minibatches of a step.
 
     learning_rate: peak
-    decay:         "linear": falls to 0 over the run; "constant": stays
+    decay:         "linear", "cosine": falls to 0 over the run; "constant": stays
     warmup:        updates over which it rises from 0
     b1, b2, eps, weight_decay: of AdamW
     clip:          global norm that gradients are cut to
@@ -156,7 +156,7 @@ class Optimizer:
     """
 
     learning_rate: float = 5e-4
-    decay: Literal["linear", "constant"] = "linear"
+    decay: Literal["linear", "cosine", "constant"] = "linear"
     warmup: int = 0
     b1: float = 0.9
     b2: float = 0.95

@@ -65,11 +65,15 @@ def ppo(
         "ratio": jnp.exp(log_ratio),
         "clip_fraction": policy_loss.clipped(log_ratio, advantage, clip_low=clip_low, clip_high=clip_high).astype(loss.dtype),
         "entropy": token_entropy,
+        "kl": kl_kernels.kl(-log_ratio, estimator="k3"),
     }
     if inputs.reference is not None:
         to_reference = policy_loss.masked_log_ratio(inputs.new, inputs.reference, inputs.mask)
-        metrics["kl"] = kl_kernels.kl(to_reference, estimator="k3")
+        metrics["kl_reference"] = kl_kernels.kl(to_reference, estimator="k3")
         loss = loss + kl * kl_kernels.kl(to_reference, estimator=kl_estimator)
-    elif kl:
-        raise ValueError("a KL coefficient needs reference log-probs: set `reference=True` in the experiment")
     return PerToken(loss - entropy * token_entropy, metrics)
+
+
+def supervised(inputs: PolicyInputs) -> PerToken:
+    """Negative log-likelihood of the tokens in the loss: imitation of whoever wrote them."""
+    return PerToken(-inputs.new, {"entropy": inputs.entropy})

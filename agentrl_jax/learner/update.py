@@ -1,0 +1,149 @@
+"""The jitted learner: credit, loss, gradient and optimizer step of one minibatch. Pure functions of state and batch; nothing is
+fetched to the host inside, and buffers of the old state are donated.
+
+Log-probs come from one code path (`token_logprobs_of`), for the gradient as for every comparison, so the trainer against itself
+has a ratio of exactly 1.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from agentrl_jax.credit import AdvantageFn, Estimates
+from agentrl_jax.data.batch import Batch, Tokens
+from agentrl_jax.kernels.logprob import token_logprobs
+from agentrl_jax.kernels.reduce import Reduction, token_weights
+from agentrl_jax.models.decoder import Decoder, ModelConfig, Params, unembed
+from agentrl_jax.objective import LossFn, PolicyInputs
+
+LOGITS = 2048  # tokens whose logits exist at the same time
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """What training changes. updates: optimizer steps done, i32."""
+
+    params: Params
+    opt_state: optax.OptState
+    updates: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The fixed half of training: a model, an optimizer and the functions that make a loss. Hashable, so a jit key.
+
+    reduction:  which tokens count the same, see `kernels.reduce.token_weights`
+    accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient
+    """
+
+    model: ModelConfig
+    optimizer: optax.GradientTransformation
+    advantage: AdvantageFn
+    loss: LossFn
+    reduction: Reduction = "token"
+    accumulate: int = 1
+
+    def init(self, params: Params) -> TrainState:
+        """The state before the first update. The parameters are copied: updates donate their buffers."""
+        params = jax.tree.map(jnp.copy, params)
+        return TrainState(params, self.optimizer.init(params), jnp.int32(0))
+
+    @partial(jax.jit, static_argnums=0)
+    def logprobs(self, params: Params, tokens: Tokens) -> Float[Array, "B T"]:
+        """Log-prob of every token of `predict` under `params`, 0 elsewhere."""
+        return token_logprobs_of(self.model, params, tokens)[0]
+
+    @partial(jax.jit, static_argnums=0)
+    def credit(self, batch: Batch, estimates: Estimates) -> Float[Array, "B T"]:
+        """Advantages of the whole batch."""
+        return self.advantage(batch, estimates).advantages
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def update(
+        self,
+        state: TrainState,
+        batch: Batch,
+        advantages: Float[Array, "B T"],
+        reference: Float[Array, "B T"] | None,
+        rows: Int[Array, " b"],
+    ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+        """One optimizer step on some `rows` of the batch. Returns the new state and metrics, all still on the device.
+
+        Where no token of the rows is in the loss, or the gradient is not finite, the state stays and `skipped` is 1.
+        """
+        tokens, advantages = jax.tree.map(lambda x: x[rows], (batch.tokens, advantages))
+        reference = None if reference is None else reference[rows]
+        table = batch.episodes
+        mask = tokens.mask & tokens.in_loss & table.in_loss[tokens.episode] & table.turn_in_loss[tokens.episode, tokens.turn]
+        weights = token_weights(mask, tokens.episode, table.group, reduction=self.reduction)
+        pieces = jax.tree.map(lambda x: x.reshape(self.accumulate, -1, *x.shape[1:]), (tokens, advantages, reference, mask, weights))
+        gradient_of = jax.value_and_grad(partial(_weighted_loss, self), has_aux=True)
+
+        def add(total: Any, piece: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, gradient_of(state.params, *piece)), None
+
+        total = gradient_of(state.params, *jax.tree.map(lambda x: x[0], pieces))
+        if self.accumulate > 1:
+            total, _ = jax.lax.scan(add, total, jax.tree.map(lambda x: x[1:], pieces))
+        (loss, metrics), gradient = total
+
+        norm = optax.tree.norm(gradient)
+        change, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
+        stepped = TrainState(optax.apply_updates(state.params, change), opt_state, state.updates + 1)
+        good = jnp.any(mask) & jnp.isfinite(norm)
+        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), stepped, state)
+        return state, metrics | {
+            "loss": loss,
+            "gradient_norm": norm,
+            "update_norm": optax.tree.norm(change),
+            "tokens": jnp.sum(mask).astype(jnp.float32),
+            "skipped": 1.0 - good.astype(jnp.float32),
+        }
+
+
+def _weighted_loss(
+    learner: Learner,
+    params: Params,
+    tokens: Tokens,
+    advantages: Float[Array, "b T"],
+    reference: Float[Array, "b T"] | None,
+    mask: Bool[Array, "b T"],
+    weights: Float[Array, "b T"],
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    new, entropy = token_logprobs_of(learner.model, params, tokens)
+    per_token = learner.loss(PolicyInputs(new, entropy, tokens.logprob, reference, advantages, mask))
+
+    def total(x: Float[Array, "b T"]) -> Float[Array, ""]:
+        return jnp.sum(jnp.where(mask, weights * x, 0.0))
+
+    return total(per_token.loss), {name: total(x) for name, x in per_token.metrics.items()}
+
+
+def token_logprobs_of(model: ModelConfig, params: Params, tokens: Tokens) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-prob of each token of `predict` given those before it in its segment, and the entropy there; 0 elsewhere.
+
+    Logits are made at these positions alone and for `LOGITS` tokens at a time.
+    """
+    hidden = Decoder(model).apply({"params": params}, tokens.ids, tokens.position, tokens.segment)
+    assert isinstance(hidden, jax.Array)
+    width = tokens.ids.shape[1]
+    at = jnp.minimum(tokens.predict, width - 1)
+
+    def pick(x: Float[Array, "B T"] | Int[Array, "B T"]) -> Array:
+        return jnp.take_along_axis(x, at, axis=1)
+
+    before = jnp.take_along_axis(hidden, jnp.maximum(at - 1, 0)[..., None], axis=1)
+    targets = jnp.where((tokens.predict < width) & (pick(tokens.position) > 0), pick(tokens.ids), -1)
+    found = token_logprobs(
+        before.reshape(-1, before.shape[-1]), unembed(params), targets.ravel(), pick(tokens.temperature).ravel(), chunk=LOGITS
+    )
+    row = jnp.arange(len(at), dtype=jnp.int32)[:, None]
+    # Filler of `predict` points past the row and is dropped.
+    logprob, entropy = (jnp.zeros(tokens.ids.shape).at[row, tokens.predict].set(x.reshape(at.shape), mode="drop") for x in found)
+    return logprob, entropy
