@@ -7,6 +7,7 @@ again (some 20 ms). Output comes through a pipe of its own, so a kill loses none
 
 import asyncio
 import io
+import itertools
 import os
 import socket
 import tarfile
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import PurePosixPath
 
 from agentrl_jax.sandbox.capture import CHUNK, Capture
-from agentrl_jax.sandbox.namespace import ISOLATED, START, Namespace, Request, read_all
+from agentrl_jax.sandbox.namespace import ISOLATED, START, Namespace, Request, explain, read_all
 from agentrl_jax.sandbox.protocol import Limits, Result, SandboxError
 from agentrl_jax.sandbox.rootfs import DEVICES
 
@@ -37,8 +38,15 @@ BWRAP = (
 GUEST = ("/usr/bin/python3", "-s", "-S", "-P", "/usr/lib/agentrl/guest.pyc")
 READ = ("/usr/bin/sh", "-c", '[ -f "$1" ] && exec head -c "$2" -- "$1"', "sh")
 UNPACK = ("/usr/bin/tar", "--extract", "--preserve-permissions", "--directory", "/")
-PACK = ("/usr/bin/tar", "--create", "--sparse", "--sort=name", "--numeric-owner", "--directory")
+LONGEST = 1000  # bytes of a path that is packed: paths can grow without limit, and an archive with them
+PACK_SCRIPT = f"""
+    exec 2> /dev/null
+    cd "$1" && find workspace tmp -path '{"?" * LONGEST}*' -prune -o -print0 | sort -z |
+    tar --create --sparse --numeric-owner --null --no-recursion --files-from=-
+"""
+PACK = ("/usr/bin/sh", "-c", PACK_SCRIPT, "sh")
 COPY = ("/usr/bin/cp", "--archive", "--")
+NUMBERS = itertools.count()
 MTIME = 946_684_800  # of files put: a constant, so that a listing is the same in every run
 
 
@@ -84,12 +92,25 @@ class Guest:
 class Box:
     """A `Sandbox`. Whatever uses its files waits for its turn. Made by `Bubblewrap.start` and `fork`."""
 
-    def __init__(self, namespace: Namespace, number: int, limits: Limits) -> None:
-        self._namespace, self._number, self._limits = namespace, number, limits
+    def __init__(self, namespace: Namespace, limits: Limits) -> None:
+        self._namespace, self._limits = namespace, limits
+        self._number = next(NUMBERS)
         self._lock = asyncio.Lock()
         self._guest: Guest | None = None
         self._live: set[Request] = set()
         self._paused = self._closed = False
+        namespace.boxes.add(self)
+
+    @classmethod
+    async def make(cls, namespace: Namespace, limits: Limits) -> "Box":
+        """A box without files."""
+        box = cls(namespace, limits)
+        try:
+            await namespace.request("make", box._number, limits.disk, limits.inodes).done()
+        except BaseException:
+            await box.close()
+            raise
+        return box
 
     async def exec(
         self, argv: Sequence[str], *, stdin: bytes = b"", seconds: float | None = None, env: Mapping[str, str] | None = None
@@ -127,25 +148,28 @@ class Box:
 
     async def fork(self) -> "Box":
         async with self._turn(), self._still():
-            number = await self._namespace.make(self._limits)
+            box = await Box.make(self._namespace, self._limits)
             try:
                 # Exit code 1 says that something could not be copied, such as a path too long for any program: the policy's loss.
-                await self._spawn((*COPY, f"/boxes/{self._number}/.", f"/boxes/{number}")).done(FILE_SECONDS)
+                await self._spawn((*COPY, f"/boxes/{self._number}/.", f"/boxes/{box._number}")).done(FILE_SECONDS)
             except BaseException:
-                self._namespace.drop(number)
+                await box.close()
                 raise
-            return Box(self._namespace, number, self._limits)
+            return box
 
     async def snapshot(self) -> bytes:
-        most = 2 * self._limits.disk + 4096 * self._limits.inodes
+        most = 2 * self._limits.disk + 4 * LONGEST * self._limits.inodes + (1 << 20)
         async with self._turn(), self._still():
-            capture = Capture(2 * (most + CHUNK), most)
+            capture = Capture(most, most)
             try:
-                process = self._spawn((*PACK, f"/boxes/{self._number}", "workspace", "tmp"), output=capture.write_fd)
+                process = self._spawn((*PACK, f"/boxes/{self._number}"), output=capture.write_fd)
                 capture.hand_over()
-                return (await self._outcome(process, process.answer, capture, FILE_SECONDS)).output[:most]
+                result = await self._outcome(process, process.answer, capture, FILE_SECONDS)
             finally:
                 capture.close()
+        if result.exit_code != 0:
+            raise SandboxError(f"the files of a box cannot be packed: exit code {result.exit_code}, {result.seconds:.1f} s")
+        return result.output
 
     async def pause(self) -> None:
         async with self._turn():
@@ -162,7 +186,9 @@ class Box:
             self._closed = True
             for process in self._live:
                 process.kill()
-            self._namespace.drop(self._number)
+            with suppress(SandboxError):  # no keeper, no files
+                self._namespace.request("drop", self._number)
+            self._namespace.boxes.discard(self)
         try:
             for process in tuple(self._live):
                 with suppress(SandboxError):  # no keeper, no process
@@ -170,6 +196,7 @@ class Box:
         finally:
             if self._guest:
                 self._guest.close()
+                self._guest = None
 
     @asynccontextmanager
     async def _turn(self, running: bool = False) -> AsyncIterator[None]:
@@ -228,7 +255,7 @@ class Box:
             try:
                 await asyncio.wait({guest.answer}, timeout=START)
                 if not guest.answer.done() or guest.gone:
-                    raise SandboxError(f"the box does not start: {read_all(errors) or f'no answer within {START:g} s'}")
+                    raise SandboxError(explain(read_all(errors) or f"no answer within {START:g} s"))
             except BaseException:
                 process.kill()
                 guest.close()
@@ -260,7 +287,7 @@ class Box:
             finally:
                 capture.close()
         if result.exit_code == 1 and result.output.startswith(b"bwrap: "):  # no program of ours begins a message like this
-            raise SandboxError(f"the box does not start: {result.text}")
+            raise SandboxError(explain(result.text))
         return result
 
     async def _run(

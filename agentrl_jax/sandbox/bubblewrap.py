@@ -41,12 +41,13 @@ class Bubblewrap:
 
     async def __aexit__(self, *exc: object) -> None:
         async with self._lock:
-            await asyncio.gather(*(namespace.close() for namespace in self._namespaces))
+            closing, self._namespaces = self._namespaces, []
+            await asyncio.gather(*(namespace.close() for namespace in closing))
 
     async def start(self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None) -> Box:
         limits = limits or Limits()
         namespace = await self._namespace()
-        box = Box(namespace, await namespace.make(limits), limits)
+        box = await Box.make(namespace, limits)
         try:
             for archive in filter(None, (snapshot, pack(files) if files else None)):
                 if (result := await box.unpack(archive)).exit_code != 0:

@@ -50,7 +50,7 @@ class Capture:
 
     async def drain(self, seconds: float) -> None:
         """Wait, after the command's end, for the rest of its output: to the end of the pipe, or until nothing came for a while."""
-        deadline = self._loop.time() + seconds
+        deadline = self._loop.time() + max(seconds, QUIET)
         while not (self.ended.done() or self.flooded.done()) and (left := deadline - self._loop.time()) > 0:
             before = self.total
             await asyncio.wait((self.ended, self.flooded), timeout=min(QUIET, left), return_when=asyncio.FIRST_COMPLETED)

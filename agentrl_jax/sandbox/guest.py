@@ -21,7 +21,7 @@ import resource
 import site
 import sys
 from io import TextIOWrapper
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 PR_SET_DUMPABLE = 4
 PYTHON = ("python3", "python", sys.executable)
@@ -93,6 +93,8 @@ def enter(request: int, output: int, stdin: int) -> tuple[list[str], dict[str, s
     os.setsid()
     for source, target in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
+    os.close(stdin)
+    os.close(output)
     with open(request, "rb") as file:
         memory, processes, count, *fields = os.fsdecode(file.read()).split("\0")[:-1]
     limits = {resource.RLIMIT_AS: int(memory), resource.RLIMIT_NPROC: int(processes) + 1, resource.RLIMIT_CORE: 0}  # 1: process 1
@@ -117,9 +119,9 @@ def replace_process(argv: list[str]) -> None:
 def reopen_streams(unbuffered: bool) -> None:
     """The interpreter's streams were made for other files; what they remember (can it seek?) is stale."""
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        file = open(fd, f"{mode}b", closefd=False)  # noqa: SIM115 - the streams of the process
-        line_buffering, write_through = fd == 2, unbuffered and mode == "w"
-        stream = TextIOWrapper(file, "utf-8", getattr(sys, name).errors, line_buffering=line_buffering, write_through=write_through)
+        file = open(fd, f"{mode}b", 0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115 - the streams of the process
+        errors, lines = getattr(sys, name).errors, fd == 2 and not unbuffered
+        stream = TextIOWrapper(file, "utf-8", errors, line_buffering=lines, write_through=unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -148,7 +150,7 @@ def python_program(argv: list[str], env: dict[str, str]) -> tuple[str | bytes, s
                 source = file.read()
         except OSError:
             return None
-        name, folder = os.path.abspath(first), os.path.dirname(os.path.realpath(first))
+        name, folder = os.path.join(os.getcwd(), first), os.path.dirname(os.path.realpath(first))
     else:
         return None
     sys.argv = rest
@@ -161,9 +163,14 @@ def main_module(name: str) -> ModuleType:
     """A fresh `__main__` for a program from file `name`."""
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
-    if not name.startswith("<"):
+    if name != "<string>":
         module.__file__ = name
     return module
+
+
+def show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback that begins where the program does."""
+    sys.__excepthook__(kind, error.with_traceback(trace and trace.tb_next), trace)
 
 
 if __name__ == "__main__":
@@ -186,5 +193,5 @@ if __name__ == "__main__":
     else:
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         sys.modules["__main__"] = main_module(program[1])
-        sys.excepthook = lambda kind, error, trace: sys.__excepthook__(kind, error, trace.tb_next if trace else None)
+        sys.excepthook = show_error
         exec(compile(*program, "exec", dont_inherit=True), sys.modules["__main__"].__dict__)  # noqa: S102 - what a box is for

@@ -12,12 +12,14 @@ once by b"<id> <status> <error text>":
     kill                    SIGKILL the process spawned under this id, and wait for nothing
 """
 
+import array
 import contextlib
 import ctypes
 import os
 import select
 import signal
 import socket
+from collections import deque
 
 MS_NOSUID, MS_NODEV, MNT_DETACH = 2, 4, 2
 OWN_INODES = 3  # the root of the file system and its two folders
@@ -67,6 +69,13 @@ def kill(key: bytes) -> None:
                 os.kill(target, signal.SIGKILL)
 
 
+def receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """The next message and its descriptors. Not by `socket.recv_fds`: it ignores its flags, and each box would inherit all of them."""
+    message, ancillary, _, _ = control.recvmsg(1 << 16, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i", b"".join(data for _, _, data in ancillary))
+    return message, descriptors.tolist()
+
+
 def handle(message: bytes, descriptors: list[int]) -> bytes | None:
     """Do what a message says; the answer, if it is known already."""
     key, verb, *arguments = os.fsdecode(message).split("\0")[:-1]
@@ -97,30 +106,40 @@ def reap() -> list[bytes]:
     return answers
 
 
+def send(control: socket.socket, answers: deque[bytes]) -> bool:
+    """Send what can be sent without waiting; whether that was all. Waiting could be for a host that waits for us to read."""
+    while answers:
+        try:
+            control.send(answers[0], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        answers.popleft()
+    return True
+
+
 def main() -> None:
     """Serve until the host hangs up."""
     control = socket.socket(fileno=os.dup(0))
+    answers = deque([b"ready"])
     ended, ended_write = os.pipe()
     os.set_blocking(ended, False)
     os.set_blocking(ended_write, False)
     signal.set_wakeup_fd(ended_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    control.send(b"ready")
     events = select.poll()
-    events.register(control, select.POLLIN)
     events.register(ended, select.POLLIN)
     while True:
-        for descriptor, _ in events.poll():
+        events.register(control, select.POLLIN if send(control, answers) else select.POLLIN | select.POLLOUT)
+        for descriptor, event in events.poll():
             if descriptor == ended:
                 os.read(ended, 4096)
-                for answer in reap():
-                    control.send(answer)
-            else:
-                message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 8, socket.MSG_CMSG_CLOEXEC)
+                answers.extend(reap())
+            elif event != select.POLLOUT:
+                message, descriptors = receive(control)
                 if not message:
                     os._exit(0)
                 if answer := handle(message, descriptors):
-                    control.send(answer)
+                    answers.append(answer)
 
 
 if __name__ == "__main__":

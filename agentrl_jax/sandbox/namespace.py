@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl_jax.sandbox.protocol import Limits, SandboxError
+from agentrl_jax.sandbox.protocol import Sandbox, SandboxError
 
 START = 30.0  # seconds for anything that should take milliseconds; past it the host is broken
 NOBODY = 65534
@@ -25,6 +25,7 @@ class Namespace:
     """A running keeper.
 
     Every request gets one answer, a status that its future holds. All futures fail with SandboxError when the keeper ends.
+    `boxes` are those whose files are here; they come and go themselves.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, link: socket.socket) -> None:
@@ -32,7 +33,7 @@ class Namespace:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
         self._answers: dict[int, asyncio.Future[int]] = {}
-        self.boxes: set[int] = set()
+        self.boxes: set[Sandbox] = set()
         self.closed = False
         self._loop.add_reader(link, self._read)
 
@@ -65,9 +66,7 @@ class Namespace:
         except BaseException as error:
             ours.close()
             if process:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+                await _end(process)
             if isinstance(error, OSError):
                 raise SandboxError(
                     f"{root} holds a program that cannot be started ({error}): set TMPDIR to a folder that all users may enter, "
@@ -85,23 +84,6 @@ class Namespace:
         answer.add_done_callback(lambda future: future.cancelled() or future.exception())  # an answer nobody waits for is no warning
         self._send([str(key), verb, *map(str, arguments)], descriptors)
         return Request(self, key, answer)
-
-    async def make(self, limits: Limits) -> int:
-        """Make the files of a new box; its number."""
-        number = next(self._ids)
-        self.boxes.add(number)
-        try:
-            await self.request("make", number, limits.disk, limits.inodes).done()
-        except BaseException:
-            self.drop(number)
-            raise
-        return number
-
-    def drop(self, number: int) -> None:
-        """Drop the files of a box at once, without waiting."""
-        self.boxes.discard(number)
-        with suppress(SandboxError):  # no keeper, no files
-            self.request("drop", number)
 
     def kill(self, key: int) -> None:
         with suppress(SandboxError):  # no keeper, no process
@@ -135,14 +117,13 @@ class Namespace:
         self._answers.clear()
 
     async def close(self) -> None:
-        """End the keeper and with it, by the kernel, every process and mount in it."""
-        self._fail()
-        self._link.close()
+        """Close the boxes, and end the keeper: the kernel ends every process and mount in it."""
         try:
-            await asyncio.wait_for(self._process.wait(), START)
+            await asyncio.gather(*(box.close() for box in tuple(self.boxes)))
         finally:
-            if self._process.returncode is None:
-                self._process.kill()
+            self._fail()
+            self._link.close()  # the keeper ends
+            await _end(self._process)
 
 
 class Request:
@@ -166,13 +147,23 @@ class Request:
         return self.answer.result()
 
 
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait for a keeper whose socket is closed."""
+    try:
+        await asyncio.wait_for(process.wait(), START)
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
 def read_all(descriptor: int) -> str:
-    """The text, as one line, in a memory file that a process had as its stderr."""
-    return " ".join(os.pread(descriptor, 4096, 0).decode(errors="replace").split())
+    """The text in a memory file that a process had as its stderr."""
+    return os.pread(descriptor, 4096, 0).decode(errors="replace")
 
 
 def explain(stderr: str) -> str:
-    """What is wrong with this host, and what to do about it, where bubblewrap failed with this message."""
+    """One line: what is wrong with this host, and what to do about it, where bubblewrap failed with this message."""
+    stderr = " ".join(stderr.split())
     for setting, bad, good in SETTINGS:
         path = Path("/proc/sys", setting.replace(".", "/"))
         if path.exists() and path.read_text().strip() == bad:

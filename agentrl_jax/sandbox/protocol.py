@@ -106,7 +106,7 @@ class Sandbox(Protocol):
     async def snapshot(self) -> bytes:
         """The writable files as a tar; `Backend.start(snapshot=...)` makes a box of it.
 
-        What no archive holds (paths of several thousand characters, more names than the disk limit has room for) is left out.
+        Paths of more than 1000 bytes are left out: they could grow without limit, and the tar with them.
         """
         ...
 

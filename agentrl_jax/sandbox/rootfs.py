@@ -21,11 +21,11 @@ from pathlib import Path
 
 from agentrl_jax.sandbox.protocol import SandboxError
 
-NEEDED_TOOLS = ("sh", "cat", "cp", "head", "tar")
+NEEDED_TOOLS = ("sh", "cat", "cp", "find", "head", "sort", "tar")
 OTHER_TOOLS = """
-awk base64 basename bash chmod cmp comm cut date dd df diff dirname du echo egrep env expr false fgrep find grep gunzip gzip hostname id
-join kill ln ls md5sum mkdir mkfifo mktemp mv nl nproc od paste patch pgrep pkill printf ps pwd readlink realpath rm rmdir sed seq sha256sum
-shuf sleep sort split stat tac tail tee test timeout touch tr true uname uniq wc which whoami xargs yes
+awk base64 basename bash chmod cmp comm cut date dd df diff dirname du echo egrep env expr false fgrep grep gunzip gzip hostname id
+join kill ln ls md5sum mkdir mkfifo mktemp mv nl nproc od paste patch pgrep pkill printf ps pwd readlink realpath rm rmdir sed seq setsid
+sha256sum shuf sleep split stat tac tail tee test timeout touch tr true uname uniq wc which whoami xargs yes
 """
 INSIDE = ("guest.py", "keeper.py")  # what runs inside, compiled to /usr/lib/agentrl
 DEVICES = ("full", "null", "random", "urandom", "zero")
