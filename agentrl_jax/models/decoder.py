@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from agentrl_jax.models.attention import cached_attention, causal_attention, segment_starts
 from agentrl_jax.models.rope import Rope, cos_sin, rotate

@@ -1,0 +1,165 @@
+"""Policies as Hugging Face folders: Qwen3, Qwen2 and Llama in, the same out, weights bit for bit.
+
+What `write` makes, vLLM and transformers load. Read are dense decoders with full attention; whatever else a config.json may ask
+for is refused with the field's name, never ignored.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from agentrl_jax.models.decoder import ModelConfig, Params, init_params
+from agentrl_jax.models.hf_config import PretrainedError, config_json, load_json, parse_config
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The texts that make a chat model of a folder of weights.
+
+    tokenizer:     content of tokenizer.json
+    template:      content of chat_template.jinja
+    end:           token that ends a turn; generation stops at it
+    padding:       token that fills batches
+    context_limit: tokens of prompt and completion together
+    """
+
+    tokenizer: str
+    template: str
+    end: str
+    padding: str
+    context_limit: int
+
+
+def read(folder: Path) -> tuple[ModelConfig, Params]:
+    """Shape and f32 weights of the model in `folder`. Raises PretrainedError."""
+    config = parse_config(folder / "config.json")
+    expected = flatten_dict(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
+    names, loaded = tensor_names(config), {}
+    with ExitStack() as stack:
+        tensors = _open(folder, stack)
+        for name, path in names.items():
+            if name not in tensors:
+                raise PretrainedError(f"{folder}: tensor {name} is missing, but config.json asks for it; is the download complete?")
+            theirs, ours = tensors[name].get_slice(name).get_shape(), expected[path].shape
+            if theirs != (asked := list(ours[::-1] if _is_turned(path) else ours)):
+                raise PretrainedError(f"{folder}: tensor {name} is {theirs}, but by config.json it is {asked}; correct config.json")
+            value = tensors[name].get_tensor(name)
+            loaded[path] = jnp.asarray(value.T if _is_turned(path) else value, jnp.float32)
+        # A tied matrix may be repeated, and old Llama files hold the rotary frequencies.
+        spare = {name for name in tensors if name not in names and not name.endswith("rotary_emb.inv_freq")}
+        if config.tie_embeddings:
+            spare.discard("lm_head.weight")
+        if spare:
+            raise PretrainedError(
+                f"{folder}: tensor {min(spare)} has no place in the model of config.json; correct its model_type or flags"
+            )
+    return config, unflatten_dict(loaded)
+
+
+def write(folder: Path, config: ModelConfig, params: Params, chat: Chat) -> None:
+    """Write a folder that vLLM and transformers load as a chat model: whole, or not at all.
+
+    Raises PretrainedError where `folder` exists, the tokenizer lacks a token or has more ids than the model, or no architecture has
+    these flags.
+    """
+    if folder.exists():
+        raise PretrainedError(f"{folder}: exists already; remove it or write elsewhere")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, text in _texts(config, chat).items():
+        (partial / name).write_text(text, "utf-8")
+    weights = flatten_dict(jax.device_get(params))
+    tensors = {
+        name: np.ascontiguousarray(weights[path].T if _is_turned(path) else weights[path]) for name, path in tensor_names(config).items()
+    }
+    save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
+    partial.rename(folder)
+
+
+def tensor_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Hugging Face name of every tensor, and its path in the parameters."""
+    names: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed", "embedding"), "model.norm.weight": ("norm", "scale")}
+    if not config.tie_embeddings:
+        names["lm_head.weight"] = ("unembedding",)
+    for i in range(config.num_layers):
+        theirs, ours = f"model.layers.{i}", f"layers_{i}"
+        names[f"{theirs}.input_layernorm.weight"] = (ours, "input_norm", "scale")
+        names[f"{theirs}.post_attention_layernorm.weight"] = (ours, "mlp_norm", "scale")
+        names |= {f"{theirs}.self_attn.{x}_proj.weight": (ours, "attention", f"{x}_proj", "kernel") for x in "qkvo"}
+        names |= {f"{theirs}.mlp.{x}_proj.weight": (ours, "mlp", f"{x}_proj", "kernel") for x in ("gate", "up", "down")}
+        if config.attention_bias:
+            names |= {f"{theirs}.self_attn.{x}_proj.bias": (ours, "attention", f"{x}_proj", "bias") for x in "qkv"}
+        if config.qk_norm:
+            names |= {f"{theirs}.self_attn.{x}_norm.weight": (ours, "attention", f"{x}_norm", "scale") for x in "qk"}
+    return names
+
+
+def _is_turned(path: tuple[str, ...]) -> bool:
+    """Their matrices are [out, in], ours [in, out]."""
+    return path[-1] == "kernel"
+
+
+def _open(folder: Path, stack: ExitStack) -> Mapping[str, Any]:
+    """The open file of every tensor."""
+    if (folder / INDEX).exists():
+        index = load_json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict):
+            raise PretrainedError(f"{folder / INDEX}: no weight_map; download the file again")
+        files = sorted(set(index.values()))
+    else:
+        files = [WEIGHTS]
+    tensors: dict[str, Any] = {}
+    for file in files:
+        path = folder / file
+        if not path.exists():
+            raise PretrainedError(f"{path}: no such file; a model folder needs {WEIGHTS}, or {INDEX} and the files it lists")
+        try:
+            opened = stack.enter_context(safe_open(path, framework="flax"))
+        except SafetensorError as error:
+            raise PretrainedError(f"{path}: not a whole safetensors file ({error}); download or write it again") from error
+        tensors |= dict.fromkeys(opened.keys(), opened)
+    return tensors
+
+
+def _texts(config: ModelConfig, chat: Chat) -> dict[str, str]:
+    tokenizer = Tokenizer.from_str(chat.tokenizer)
+    end, padding = tokenizer.token_to_id(chat.end), tokenizer.token_to_id(chat.padding)
+    if end is None or padding is None:
+        raise PretrainedError(f"tokenizer.json: no token {chat.end if end is None else chat.padding}; name tokens that it has")
+    if tokenizer.get_vocab_size() > config.vocab_size:
+        raise PretrainedError(
+            f"tokenizer.json: {tokenizer.get_vocab_size()} ids, but the model's vocab_size is {config.vocab_size}; raise it"
+        )
+    model = config_json(config) | {"max_position_embeddings": chat.context_limit, "eos_token_id": end, "pad_token_id": padding}
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": chat.end,
+        "pad_token": chat.padding,
+        "model_max_length": chat.context_limit,
+        "clean_up_tokenization_spaces": False,
+    }
+    # Servers take their sampling defaults from here: those of the policy itself.
+    generation = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "eos_token_id": [end], "pad_token_id": padding}
+    return {
+        "config.json": json.dumps(model, indent=2),
+        "generation_config.json": json.dumps(generation, indent=2),
+        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2),
+        "tokenizer.json": chat.tokenizer,
+        "chat_template.jinja": chat.template,
+    }
