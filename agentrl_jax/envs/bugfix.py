@@ -23,7 +23,7 @@ from agentrl_jax.sandbox.protocol import Sandbox
 
 SPLITS = ("train", "held_out", "held_out_bugs", "held_out_functions")
 TESTS = "test_utils.py"
-REVEALED = 0.9  # probability that a visible test fails on the bug
+REVEALED = 0.75  # at least this often a visible test fails on the bug (measured: 85 %); else a wrong fix can look right
 HIDDEN = 16  # hidden cases of a broken function
 LONGEST = 350  # characters of an observation
 _SIGPROF = 27
@@ -102,6 +102,7 @@ class BugFix:
             files={path: text.encode() for path, text in files.items()},
             hidden={
                 "cases": hidden,
+                "visible": visible,
                 "gold": {path: _join(f.source for f in placed[path]) for path in placed},
                 "edits": [(bug.function, bug.old, bug.new) for bug in broken],
             },
@@ -145,11 +146,11 @@ class BugFix:
         """One command of `inbox` in the box. Whatever it does to itself is an observation."""
         argv, stdin = script(str(command[0]), dict.fromkeys(self.settings.files), *command[1:])
         result = await box.exec(argv, stdin=stdin, seconds=SECONDS)
-        texts, reported, report = result.text.rpartition("\0")
-        state = _digest(texts).hex() if reported else None
+        texts, nul, report = result.text.rpartition("\0")
+        state = _digest(texts).hex() if nul else None
         if result.timed_out or result.exit_code == -_SIGPROF:
             return Observation("timeout", count="tool_timeouts", state=state)
-        if result.killed or result.exit_code != 0 or not reported:
+        if result.killed or not report:
             return Observation(f"error: {result.killed or 'crashed'}", count="tool_errors", state=state)
         return Observation(_clip(report), count="tool_errors" if report.startswith("error:") else None, state=state)
 

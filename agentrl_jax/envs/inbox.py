@@ -76,12 +76,13 @@ def edit(texts: dict[str, str], function: str, old: str, new: str, original: str
         if function not in before:
             continue
         index = 1 + before.index(function)
-        source = "def " + parts[index] if original is None else original
+        present = "def " + parts[index]
+        source = (original or present).rstrip()
         count = source.count(old) if old else 0
         if count != 1:
             return f"error: old found {count} times in {function}" if count else f"error: old not found in {function}"
         edited = source.replace(old, new)
-        parts[index] = edited[4:]
+        parts[index] = edited[4:] + present[len(present.rstrip()) :]
         if edited[:4] != "def " or names(split(join(parts))) != before:
             return "error: keep the def lines"
         if edited == source:
@@ -138,13 +139,13 @@ def test(texts: dict[str, str], path: str) -> str:
 
 
 def grade(out, texts, protected, cases) -> None:
-    """Write a line of the protected files that differ, a line of `outcome` per case, and `end`.
+    """Write a line of the protected files that differ, before anything else can; then a line of `outcome` per case, and `end`.
 
     protected: path -> text that it must still have
     cases:     (module, function, source text of the arguments); what is expected is not here
     """
     print(ascii([path for path, text in protected.items() if _text(path) != text]), file=out, flush=True)
-    limit(2.0)
+    limit(0.5)
     failed = load(texts)
     for module, name, arguments in cases:
         function = getattr(sys.modules[module], name, None) if failed is None else None

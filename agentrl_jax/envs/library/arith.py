@@ -83,7 +83,9 @@ def overlap(a, b, c, d):
 
 
 def in_box(x, y, w, h):
-    return 0 <= x < w and 0 <= y < h
+    if x < 0 or y < 0:
+        return False
+    return x < w and y < h
 
 
 def reverse_digits(n):

@@ -7,9 +7,7 @@ def parse_date(s):
     if len(p) != 3:
         return None
     y, m, d = [int(x) for x in p]
-    return (
-        (y, m, d) if 0 < m <= 12 and 0 < d <= 31 else None
-    )
+    return (y, m, d) if 0 < m < 13 and 0 < d < 32 else None
 
 
 def is_leap(y):
