@@ -15,7 +15,7 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check  # -qq: errors only
 # Large pages save about a tenth of a CPU training step; compiled programs are kept, so that only the first run waits for XLA.
 export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.2
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -56,7 +56,7 @@ test: $(VENV)/dev  ## all tests; one that lacks a part says so and is skipped, o
 	$(BIN)/python -m pytest $(ARGS)
 
 test-fast: $(VENV)/dev  ## the tests of the one-minute loop
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=fast $(ARGS)
 
 lint: $(VENV)/dev  ## ruff: rules and format
 	$(BIN)/ruff check .

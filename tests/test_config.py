@@ -187,7 +187,7 @@ FREE = [
 ]
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(st.data())
 def test_what_was_described_is_read_back_as_it_was(data):
     chosen = data.draw(st.lists(st.sampled_from(FREE), unique_by=lambda setting: setting[0]))
