@@ -28,6 +28,7 @@ from typing import Any, Literal
 from agentrl_jax.envs.protocol import Environment
 from agentrl_jax.models.decoder import ModelConfig
 from agentrl_jax.overrides import ConfigError, accepts, describe, differences, expected, load_file, override
+from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 
 __all__ = [
     "SMALL",
@@ -69,26 +70,34 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Supervised steps on a scripted expert's episodes, until the policy succeeds often enough to learn from its own.
+    """Supervised updates on a scripted expert's episodes, until the policy succeeds often enough to learn from its own.
 
     episodes:      expert episodes to imitate
-    steps:         updates before the success rate is measured for the first time
-    batch:         episodes per update
-    learning_rate: peak; falls to 0 by a cosine
+    updates:       updates before the success rate is measured; as many again while it is below the threshold
+    rows:          rows of packed episodes per update
+    learning_rate: peak; falls to 0 by a cosine, in every round of updates
+    warmup:        updates over which it rises from 0
     threshold:     success rate that ends the warm start, 0 to 1
-    max_steps:     updates after which the run gives up instead of training a policy that never succeeds
+    rounds:        rounds of updates after which the run gives up instead of training a policy that never succeeds
+    tasks:         training tasks the success rate is measured on
     """
 
-    episodes: int = 4000
-    steps: int = 250
-    batch: int = 32
+    episodes: int = 1500
+    updates: int = 250
+    rows: int = 12
     learning_rate: float = 3e-3
+    warmup: int = 20
     threshold: float = 0.1
-    max_steps: int = 1000
+    rounds: int = 3
+    tasks: int = 96
 
     def __post_init__(self) -> None:
-        _check(self, positive=("episodes", "steps", "batch", "learning_rate"), fraction=("threshold",))
-        _require(self.max_steps >= self.steps, f"warmstart.max_steps must be at least warmstart.steps={self.steps}, got {self.max_steps}")
+        _check(
+            self,
+            positive=("episodes", "updates", "rows", "learning_rate", "rounds", "tasks"),
+            not_negative=("warmup",),
+            fraction=("threshold",),
+        )
 
 
 @dataclass(frozen=True)
@@ -177,19 +186,19 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Held-out evaluation during the run.
+    """Evaluation on tasks that are never trained on: one episode each.
 
-    every:   steps between evaluations
-    tasks:   held-out tasks
-    samples: episodes per task
+    every: steps between evaluations at the sampling temperature
+    tasks: held-out tasks of such an evaluation
+    final: tasks of each split before and after the run, sampled and greedy
     """
 
     every: int = 10
     tasks: int = 64
-    samples: int = 4
+    final: int = 200
 
     def __post_init__(self) -> None:
-        _check(self, positive=("every", "tasks", "samples"))
+        _check(self, positive=("every", "tasks", "final"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,35 +207,49 @@ class Experiment:
 
     name:        of the run folder
     environment: tasks, tools and verifier
+    expert:      script that the warm start imitates: `(environment, task, random) -> tool calls`
     advantage:   `AdvantageFn`: which tokens the reward is credited to
     loss:        `LossFn`: what is minimised
+    reduction:   which tokens, episodes or groups count the same in the loss, see `kernels.reduce`
+    reference:   whether the loss is given the log-probs of the policy that the run started from
+    rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit; for ablations and controls
+    policy:      folder of the model to start from; None: a small one is made and warm-started
     seed:        every random choice of the run derives from it
     steps:       training steps
-    sandbox:     makes the backend that boxes are started by; None: bubblewrap where it works, else Docker
-    sampler:     makes the `Sampler`; None: the embedded engine
+    row_length:  tokens of a training row; several episodes are packed into one
+    sandbox:     makes the backend that starts boxes
     checkpoint_every: steps between checkpoints
     root:        folder of runs
     """
 
     name: str
     environment: Environment
+    expert: Callable[..., Any]
     advantage: Callable[..., Any]
     loss: Callable[..., Any]
+    reduction: Literal["token", "episode", "group"] = "token"
+    reference: bool = False
+    rewrite: Callable[..., Any] | None = None
+    policy: str | None = None
     seed: int = 0
     steps: int = 40
+    row_length: int = 512
     model: ModelConfig = SMALL
     warmstart: WarmStart = WarmStart()
     rollout: Rollout = Rollout()
     limits: Limits = Limits()
     optimizer: Optimizer = Optimizer()
     evaluate: Evaluate = Evaluate()
-    sandbox: Callable[..., Any] | None = None
-    sampler: Callable[..., Any] | None = None
+    sandbox: Callable[..., Any] = Bubblewrap
     checkpoint_every: int = 10
     root: str = "runs"
 
     def __post_init__(self) -> None:
-        _check(self, positive=("steps", "checkpoint_every"), not_negative=("seed",))
+        _check(self, positive=("steps", "row_length", "checkpoint_every"), not_negative=("seed",))
+        _require(
+            self.rollout.context <= self.row_length,
+            f"rollout.context={self.rollout.context} must not exceed row_length={self.row_length}: an episode is never split over rows",
+        )
         _require(
             re.fullmatch(r"\w[\w.-]*", self.name) is not None,
             f"name must be a folder name of letters, digits, '_', '-' and '.', got {self.name!r}",

@@ -14,7 +14,9 @@ FLOORS = [
     ["config"],
     ["inference", "learner"],
     ["rollout", "replay"],
-    ["train", "evaluate"],
+    ["evaluate"],
+    ["prepare", "step", "runs"],
+    ["train"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Everything up to an Episode, and what reads episodes for people.

@@ -47,11 +47,11 @@ def train(texts: Iterable[str], vocab_size: int, scaffold: Sequence[str] = ()) -
 
 
 class ChatTokenizer:
-    """Encodes and decodes by a `tokenizer.json`, ours or a byte-level one of a pretrained model."""
+    """Encodes and decodes by a `tokenizer.json`, ours or a byte-level one of a pretrained model. `text` is that file's content."""
 
     def __init__(self, source: str) -> None:
         """`source` is the text of a tokenizer.json. Raises ValueError where it lacks the chat markup."""
-        self._source = source
+        self.text = source
         self._markup = Tokenizer.from_str(source)
         # Without its added tokens the same BPE can only make ordinary tokens: no text of a task or a tool can forge a turn or a call.
         self._plain = Tokenizer.from_str(json.dumps(json.loads(source) | {"added_tokens": []}))
@@ -66,7 +66,7 @@ class ChatTokenizer:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer.json; `load` of it encodes alike."""
-        path.write_text(self._source, "utf-8")
+        path.write_text(self.text, "utf-8")
 
     @property
     def vocab_size(self) -> int:

@@ -42,7 +42,9 @@ class Checkpoints:
             saved = {"meta": meta, "layout": _layout(state)}
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(saved)))
         except Exception as error:
-            raise CheckpointError(f"{self._folder / str(step)}: cannot write the checkpoint: {_first_line(error)}; free some space") from error
+            raise CheckpointError(
+                f"{self._folder / str(step)}: cannot write the checkpoint: {_first_line(error)}; free some space"
+            ) from error
 
     def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
         """The newest checkpoint: its step, its state (structure, shapes, types and devices of `like`), its meta.

@@ -9,9 +9,7 @@ def make_optimizer(settings: Optimizer, updates: int) -> optax.GradientTransform
     """The optimizer of a run of so many updates. `updates` matters for a decay; a resumed run must pass the same number."""
     return optax.chain(
         optax.clip_by_global_norm(settings.clip),
-        optax.adamw(
-            schedule(settings, updates), b1=settings.b1, b2=settings.b2, eps=settings.eps, weight_decay=settings.weight_decay
-        ),
+        optax.adamw(schedule(settings, updates), b1=settings.b1, b2=settings.b2, eps=settings.eps, weight_decay=settings.weight_decay),
     )
 
 

@@ -7,6 +7,7 @@ from agentrl_jax.chat.renderer import CHAT_TEMPLATE
 from agentrl_jax.chat.tokenizer import ChatTokenizer
 from agentrl_jax.models import pretrained
 from agentrl_jax.models.decoder import ModelConfig, Params
+from agentrl_jax.models.hf_config import PretrainedError
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Policy:
         try:
             tokenizer = ChatTokenizer.load(path)
         except OSError as error:
-            raise pretrained.PretrainedError(f"{path}: cannot be read ({error.strerror}); a policy's folder needs its tokenizer") from error
+            raise PretrainedError(f"{path}: cannot be read ({error.strerror}); a policy's folder needs its tokenizer") from error
         except Exception as error:
-            raise pretrained.PretrainedError(f"{path}: not a tokenizer file: {error}") from error
+            raise PretrainedError(f"{path}: not a tokenizer file: {error}") from error
         return cls(model, params, tokenizer)
 
     def write(self, folder: Path, *, context_limit: int) -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 _FIELDS = (
     ("success {}", "rollout/success", "{:4.2f}"),
@@ -44,7 +45,7 @@ class Progress:
 
     def __init__(
         self,
-        total: int,
+        total: int = 1,
         *,
         done: int = 0,
         stream: io.TextIOBase | None = None,
@@ -65,7 +66,9 @@ class Progress:
         if not self._terminal and self._shown is not None and now - self._shown < self._every and done < self._total:
             return
         self._shown = now
-        line = progress_line(done, self._total, values, self._left(done))
+        self._write(progress_line(done, self._total, values, self._left(done)))
+
+    def _write(self, line: str) -> None:
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{line[:width]}\x1b[K")
@@ -73,6 +76,14 @@ class Progress:
         else:
             self._stream.write(f"{line}\n")
         self._stream.flush()
+
+    def count(self, what: str, done: int, total: int) -> None:
+        """Report on a part of the work that has no steps: `expert episodes 640/1500`."""
+        now = self._clock()
+        if not self._terminal and self._shown is not None and now - self._shown < self._every and done < total:
+            return
+        self._shown = now
+        self._write(f"{what} {done:{len(str(total))}}/{total}")
 
     def say(self, text: str) -> None:
         """Print a line of its own; the progress line goes on below it."""
@@ -86,6 +97,12 @@ class Progress:
             self._stream.write("\n")
             self._stream.flush()
             self._open_line = False
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
     def _left(self, done: int) -> float | None:
         (first, started), (last, now) = self._times[min(1, len(self._times) - 2)], self._times[-1]

@@ -1,0 +1,72 @@
+"""How good a fixed policy is, on tasks that it was never trained on."""
+
+from collections.abc import Sequence
+
+from agentrl_jax.chat.renderer import Renderer
+from agentrl_jax.config import Experiment, Rollout
+from agentrl_jax.data.episode import Episode
+from agentrl_jax.inference.engine import Engine
+from agentrl_jax.models.policy import Policy
+from agentrl_jax.report.summary import wilson
+from agentrl_jax.rollout.agent import Parts, RolloutLimits
+from agentrl_jax.rollout.collector import RolloutSettings, collect, plan
+from agentrl_jax.sandbox.protocol import Backend
+
+SPLITS = ("held_out", "held_out_functions")
+
+
+def settings_of(rollout: Rollout, *, temperature: float | None = None) -> RolloutSettings:
+    """The collector's settings; evaluations may sample at a temperature of their own."""
+    limits = RolloutLimits(rollout.turns, rollout.turn_tokens, rollout.episode_tokens, rollout.context, rollout.seconds)
+    used = rollout.temperature if temperature is None else temperature
+    return RolloutSettings(limits, slots=rollout.slots, temperature=used, retries=rollout.retries)
+
+
+def parts_of(experiment: Experiment, policy: Policy, backend: Backend, engine: Engine) -> Parts:
+    """What episodes of an experiment run on."""
+    return Parts(experiment.environment, backend, engine, Renderer(policy.tokenizer))
+
+
+def engine_of(experiment: Experiment, policy: Policy) -> Engine:
+    """The embedded engine over a policy, with a slot for each episode in flight."""
+    return Engine(policy.model, policy.params, context_limit=experiment.rollout.context, slots=experiment.rollout.slots)
+
+
+async def play(
+    experiment: Experiment, parts: Parts, tasks: int, *, split: str = "held_out", temperature: float | None = None, phase: str = "eval"
+) -> list[Episode]:
+    """One episode on each of the first `tasks` tasks of a split. The same tasks and seeds for every policy."""
+    jobs = plan([experiment.environment.task(i, split) for i in range(tasks)], 1, seed=experiment.seed, step=0, phase=f"{phase}-{split}")
+    return await collect(jobs, parts, settings_of(experiment.rollout, temperature=temperature))
+
+
+def successes(episodes: Sequence[Episode]) -> tuple[int, int]:
+    """(successes, graded episodes); what infrastructure spoilt is in neither."""
+    graded = [e.outcome.true_success for e in episodes if e.outcome is not None and e.outcome.true_success is not None]
+    return sum(graded), len(graded)
+
+
+Score = dict[str, tuple[int, int]]
+"""(successes, episodes) by "split, sampled | greedy"."""
+
+
+async def score(experiment: Experiment, parts: Parts) -> Score:
+    """Success on each split, sampled at the training temperature and greedy."""
+    return {
+        f"{split}, {way}": successes(await play(experiment, parts, experiment.evaluate.final, split=split, temperature=temperature))
+        for split in SPLITS
+        for way, temperature in (("sampled", None), ("greedy", 0.0))
+    }
+
+
+def table(columns: dict[str, Score]) -> str:
+    """Success rates with 95 % Wilson intervals, a column for each policy."""
+    lines = [f"{'':34}" + "".join(f"{name:>26}" for name in columns)]
+    for row in next(iter(columns.values())):
+        cells = []
+        for found in columns.values():
+            won, n = found[row]
+            low, high = wilson(won, n)
+            cells.append(f"{won / max(n, 1):.3f} [{low:.3f}, {high:.3f}]")
+        lines.append(f"{row:34}" + "".join(f"{cell:>26}" for cell in cells))
+    return "\n".join(lines)

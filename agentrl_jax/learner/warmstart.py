@@ -1,0 +1,48 @@
+"""Supervised learning on somebody else's episodes, by the same update that reinforcement learning uses."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax import credit, objective
+from agentrl_jax.config import Optimizer, WarmStart
+from agentrl_jax.data.collate import collate, to_device
+from agentrl_jax.data.episode import Episode
+from agentrl_jax.learner.optimizer import make_optimizer
+from agentrl_jax.learner.update import Learner
+from agentrl_jax.models.decoder import ModelConfig, Params
+
+
+def imitate(
+    model: ModelConfig,
+    params: Params,
+    episodes: Sequence[Episode],
+    settings: WarmStart,
+    *,
+    row_length: int,
+    seed: int,
+    progress: Callable[[int, float], None],
+) -> Params:
+    """`settings.updates` updates on the tokens that the demonstrator wrote, in rows drawn without replacement, pass after pass.
+
+    progress: called now and then with the updates done and the latest mean negative log-likelihood, nats per token
+    """
+    schedule = Optimizer(learning_rate=settings.learning_rate, decay="cosine", warmup=settings.warmup, weight_decay=0.01)
+    learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised)
+    host, _ = collate(episodes, row_length=row_length)
+    batch = to_device(host)
+    none = jnp.zeros(batch.tokens.ids.shape)
+    state = learner.init(params)
+    rng = np.random.default_rng(seed)
+    rows = np.flatnonzero(np.asarray(host.tokens.mask).any(1)).astype(np.int32)
+    waiting = rows[:0]
+    for done in range(1, settings.updates + 1):
+        while len(waiting) < settings.rows:
+            waiting = np.concatenate([waiting, rng.permutation(rows)])
+        drawn, waiting = waiting[: settings.rows], waiting[settings.rows :]
+        state, metrics = learner.update(state, batch, none, None, jax.device_put(drawn))
+        if done % 10 == 0 or done == settings.updates:
+            progress(done, float(metrics["loss"]))
+    return state.params

@@ -1,0 +1,77 @@
+"""The folder of a run: whose it is, what it was made by, and how errors of a command are told to people."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl_jax import config
+from agentrl_jax.config import ConfigError, Experiment
+from agentrl_jax.data.frames import StoreError
+from agentrl_jax.evaluate import Score
+from agentrl_jax.learner.checkpoint import CheckpointError
+from agentrl_jax.models.hf_config import PretrainedError
+from agentrl_jax.report.load import CONFIG
+from agentrl_jax.rollout.collector import CollectError
+from agentrl_jax.sandbox.protocol import SandboxError
+
+BEFORE, AFTER = "before.json", "after.json"
+"""Files with the success rates of the policy that a run started from and of the one it ended with."""
+
+FREE = ("name", "root", "checkpoint_every", "evaluate", "rollout.slots", "rollout.retries")
+"""What may change when a run is resumed."""
+
+ERRORS = (ConfigError, StoreError, CheckpointError, PretrainedError, CollectError, SandboxError, FileNotFoundError)
+"""What a person can mend: told in one line, without a traceback."""
+
+
+def claim(folder: Path, experiment: Experiment) -> None:
+    """Make the folder this experiment's, or check that it is. Raises ConfigError with every field that differs."""
+    described = config.describe(experiment)
+    path = folder / CONFIG
+    if path.exists():
+        try:
+            then = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{path}: not valid JSON ({error}); restore it, or choose another name") from error
+        if changed := config.differences(then, described, free=FREE):
+            listed = "\n  ".join(changed)
+            raise ConfigError(f"{folder} holds a run of another experiment; choose another name, or delete it. Changed:\n  {listed}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(described, indent=1), "utf-8")
+
+
+def read_score(path: Path) -> Score | None:
+    """The score in a file, if it was measured."""
+    if not path.exists():
+        return None
+    return {name: (won, n) for name, (won, n) in json.loads(path.read_text("utf-8")).items()}
+
+
+def write_score(path: Path, score: Score) -> Score:
+    """Keep a score in a file; returns it."""
+    path.write_text(json.dumps(score), "utf-8")
+    return score
+
+
+@dataclass
+class Status:
+    """Exit status of a command."""
+
+    code: int = 0
+
+
+@contextmanager
+def reported() -> Iterator[Status]:
+    """Tell errors that a person can mend in one line, and Ctrl-C without a traceback."""
+    status = Status()
+    try:
+        yield status
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; the same command goes on from here" + "\n")
+        status.code = 130
+    except ERRORS as error:
+        sys.stderr.write(f"error: {error}" + "\n")
+        status.code = 1

@@ -1,0 +1,124 @@
+"""One step of learning: episodes in, new state, metrics and the credit of every token out."""
+
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import NDArray
+
+from agentrl_jax.config import Experiment
+from agentrl_jax.credit import Estimates
+from agentrl_jax.data.batch import Tokens
+from agentrl_jax.data.collate import Shape, collate, minibatch_rows, to_device, unpack
+from agentrl_jax.data.episode import Episode
+from agentrl_jax.inference.runner import Stats
+from agentrl_jax.learner.optimizer import make_optimizer
+from agentrl_jax.learner.update import Learner, TrainState
+from agentrl_jax.models.decoder import ModelConfig, Params
+
+CreditOf = dict[str, tuple[NDArray[np.float32], ...]]
+"""Advantage of every token, by episode and segment."""
+
+
+def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
+    """The learner of an experiment's whole run."""
+    settings = experiment.optimizer
+    return Learner(
+        model,
+        make_optimizer(settings, experiment.steps * settings.minibatches),
+        experiment.advantage,
+        experiment.loss,
+        experiment.reduction,
+        settings.accumulate,
+    )
+
+
+def learn(
+    experiment: Experiment, learner: Learner, state: TrainState, start: Params, episodes: Sequence[Episode], step: int, shape: Shape
+) -> tuple[TrainState, Shape, dict[str, float], CreditOf]:
+    """All updates of one step. `start` are the weights that the run started from; `shape` is the largest batch so far.
+
+    Between the two transfers, of the batch to the device and of the metrics back, nothing crosses.
+    """
+    settings = experiment.optimizer
+    host, packing = collate(
+        episodes,
+        row_length=experiment.row_length,
+        limits=experiment.limits.handling,
+        dropped_in_stats=experiment.limits.dropped_in_stats,
+        row_multiple=settings.minibatches * settings.accumulate,
+        at_least=shape,
+    )
+    parts = minibatch_rows(host, settings.minibatches, seed=(experiment.seed << 24) + step)
+    batch, rows = to_device(host), jax.device_put(list(parts))
+    with jax.transfer_guard("disallow"):
+        proximal = learner.logprobs(state.params, batch.tokens)
+        differences = difference(proximal, batch.tokens)
+        if experiment.rewrite is not None:
+            batch = experiment.rewrite(batch, lambda tokens: learner.logprobs(state.params, tokens))
+        reference = learner.logprobs(start, batch.tokens) if experiment.reference else None
+        advantages = learner.credit(batch, Estimates(reference))
+        found = []
+        for part in rows:
+            state, metrics = learner.update(state, batch, advantages, reference, part)
+            found.append(metrics)
+    advantages, found, differences = jax.device_get((advantages, found, differences))
+    values = {f"train/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
+    values |= {f"train/{name}": float(value) for name, value in differences.items()}
+    values["rollout/degenerate_groups"] = degenerate(episodes)
+    credit = {episode.id: segments for episode, segments in zip(episodes, unpack(np.asarray(advantages), packing), strict=True) if segments}
+    return state, packing.shape, values, credit
+
+
+@jax.jit
+def difference(trainer: Float[Array, "B T"], tokens: Tokens) -> dict[str, Float[Array, ""]]:
+    """How far the trainer's log-probs are from the sampler's, over the tokens that the policy sampled."""
+    apart = jnp.where(tokens.mask, jnp.abs(trainer - tokens.logprob), 0.0)
+    count = jnp.maximum(jnp.sum(tokens.mask), 1).astype(jnp.float32)
+    return {"logprob_difference": jnp.sum(apart) / count, "logprob_difference_max": jnp.max(apart)}
+
+
+def degenerate(episodes: Sequence[Episode]) -> float:
+    """Share of the groups whose usable members all earned the same."""
+    rewards: dict[str, set[float]] = {}
+    for episode in episodes:
+        members = rewards.setdefault(episode.group, set())
+        if episode.usable and episode.reward is not None:
+            members.add(episode.reward)
+    return float(np.mean([len(members) < 2 for members in rewards.values()])) if rewards else 0.0
+
+
+class Clock:
+    """Where the wall-clock of a step went. While episodes are collected, what the engine was not busy for is the sandboxes'."""
+
+    def __init__(self, engine: Stats) -> None:
+        self._engine, self._busy, self._generated = engine, engine.seconds, 0.0
+        self._began = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Everything since the last lap was `name`."""
+        now, busy = time.perf_counter(), self._engine.seconds
+        self._laps[name] = now - self._last
+        if name == "collect":
+            self._generated = busy - self._busy
+        self._last, self._busy = now, busy
+
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """`time/*` and rates of the step that ends now."""
+        collect, train = self._laps["collect"], self._laps["train"]
+        generate = min(self._generated, collect)
+        total = time.perf_counter() - self._began
+        rest = total - sum(self._laps.values())
+        times = {"generate": generate, "sandbox": collect - generate, "train": train, "rest": rest}
+        times |= {name: seconds for name, seconds in self._laps.items() if name not in ("collect", "train")}
+        sampled = sum(episode.policy_tokens for episode in episodes)
+        tokens = sum(map(len, (segment for episode in episodes for segment in episode.segments)))
+        return {f"time/{name}": seconds for name, seconds in times.items()} | {
+            "rollout/tokens_per_second": sampled / collect,
+            "rollout/episodes_per_second": len(episodes) / collect,
+            "train/tokens_per_second": tokens / train,
+        }
