@@ -6,8 +6,10 @@ on the host; what a policy writes runs in a sandbox.
 
 import ast
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from random import Random
 from types import CodeType
@@ -99,12 +101,11 @@ def bugs(name: str) -> tuple[Bug, ...]:
 def evaluate(source: str, name: str, pool: tuple[str, ...]) -> list[str]:
     """`inbox.outcome` of a function on each of the arguments; an endless loop is `!Timeout`."""
     tree = _Counted().visit(ast.parse(source))
-    budget = _Budget()
-    namespace: dict[str, object] = {_TICK: budget.tick}
+    namespace: dict[str, object] = {}
     exec(compile(ast.fix_missing_locations(tree), name, "exec"), namespace)  # noqa: S102 - our own functions and their mutants
     results = []
     for arguments in pool:
-        budget.left = LOOPS
+        namespace[_ROUNDS] = _rounds()
         results.append(inbox.outcome(namespace[name], eval(_literal(arguments))))  # noqa: S307 - fresh: a mutant may change its arguments
     return results
 
@@ -114,28 +115,24 @@ def _literal(text: str) -> CodeType:
     return compile(text, "arguments", "eval")
 
 
-_TICK = "__tick__"
+_ROUNDS = "__rounds__"
 
 
 class Timeout(BaseException):
     """A call went round its loops too often. No `except Exception` of the code stops it."""
 
 
-class _Budget:
-    left = LOOPS
-
-    def tick(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Timeout
+def _rounds() -> Iterator[None]:
+    yield from repeat(None, LOOPS)
+    raise Timeout
 
 
 class _Counted(ast.NodeTransformer):
-    """Each round of a loop begins with a tick: much cheaper than tracing lines."""
+    """Each round of a loop begins with `next(__rounds__)`: much cheaper than tracing lines."""
 
     def visit_While(self, node: ast.While | ast.For) -> ast.AST:
         self.generic_visit(node)
-        node.body.insert(0, ast.Expr(ast.Call(ast.Name(_TICK, ast.Load()), [], [])))
+        node.body.insert(0, ast.Expr(ast.Call(ast.Name("next", ast.Load()), [ast.Name(_ROUNDS, ast.Load())], [])))
         return node
 
     visit_For = visit_While  # noqa: N815

@@ -13,10 +13,13 @@ import sys
 LONGEST = 2000  # characters of one result
 
 
+SCALARS = (int, str, bool, float, type(None))
+
+
 def _plain(value: object) -> bool:
-    if type(value) in (list, tuple):
-        return all(map(_plain, value))  # type: ignore[arg-type]
-    return type(value) in (int, str, bool, float, type(None))
+    if type(value) is list or type(value) is tuple:
+        return all(type(part) in SCALARS or _plain(part) for part in value)
+    return type(value) in SCALARS
 
 
 def show(value: object) -> str:

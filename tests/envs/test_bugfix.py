@@ -50,7 +50,7 @@ def test_the_gold_edits_restore_the_library_and_bugs_fail_hidden_tests(level: in
 @levels
 def test_splits_are_disjoint(level: int) -> None:
     env = BugFix(level)
-    tasks = {split: [env.task(seed, split) for seed in range(150)] for split in SPLITS}
+    tasks = {split: [env.task(seed, split) for seed in range(50)] for split in SPLITS}
     assert not {content(t) for t in tasks["train"]} & {content(t) for t in tasks["held_out"]}
 
     def bugs_of(split: str) -> set[tuple[str, str]]:
