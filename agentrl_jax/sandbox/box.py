@@ -6,17 +6,18 @@ again (some 20 ms). Output comes through a pipe of its own, so a kill loses none
 """
 
 import asyncio
+import fcntl
 import io
 import itertools
 import os
 import socket
 import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import PurePosixPath
 
 from agentrl_jax.sandbox.capture import CHUNK, Capture
-from agentrl_jax.sandbox.namespace import ISOLATED, START, Namespace, Request, explain, read_all
+from agentrl_jax.sandbox.namespace import ISOLATED, START, Namespace, Request, encode, explain, read_all
 from agentrl_jax.sandbox.protocol import Limits, Result, SandboxError
 from agentrl_jax.sandbox.rootfs import DEVICES
 
@@ -38,6 +39,7 @@ BWRAP = (
 GUEST = ("/usr/bin/python3", "-s", "-S", "-P", "/usr/lib/agentrl/guest.pyc")
 READ = ("/usr/bin/sh", "-c", '[ -f "$1" ] && exec head -c "$2" -- "$1"', "sh")
 UNPACK = ("/usr/bin/tar", "--extract", "--preserve-permissions", "--directory", "/")
+PATH_MAX = 4096
 LONGEST = 1000  # bytes of a path that is packed: paths can grow without limit, and an archive with them
 PACK_SCRIPT = f"""
     exec 2> /dev/null
@@ -46,6 +48,7 @@ PACK_SCRIPT = f"""
 """
 PACK = ("/usr/bin/sh", "-c", PACK_SCRIPT, "sh")
 COPY = ("/usr/bin/cp", "--archive", "--")
+CLOSED = "the box is closed"
 NUMBERS = itertools.count()
 MTIME = 946_684_800  # of files put: a constant, so that a listing is the same in every run
 
@@ -141,7 +144,10 @@ class Box:
         return await self._helper(UNPACK, stdin=archive, keep=self._limits.output)
 
     async def get(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
-        if "\0" in path or len(path) > 4096:
+        try:
+            if len(encode([path])) > PATH_MAX:
+                return None
+        except ValueError:
             return None
         result = await self._helper((*READ, path, str(limit + 1)), keep=limit + 2)
         return result.output if result.exit_code == 0 and len(result.output) <= limit else None
@@ -150,8 +156,9 @@ class Box:
         async with self._turn(), self._still():
             box = await Box.make(self._namespace, self._limits)
             try:
-                # Exit code 1 says that something could not be copied, such as a path too long for any program: the policy's loss.
-                await self._spawn((*COPY, f"/boxes/{self._number}/.", f"/boxes/{box._number}")).done(FILE_SECONDS)
+                code = await self._spawn((*COPY, f"/boxes/{self._number}/.", f"/boxes/{box._number}")).done(FILE_SECONDS)
+                if code not in (0, 1):  # 1: something could not be copied, such as a path too long for any program; the policy's loss
+                    raise SandboxError(CLOSED if self._closed else f"the files of a box cannot be copied: exit code {code}")
             except BaseException:
                 await box.close()
                 raise
@@ -168,7 +175,7 @@ class Box:
             finally:
                 capture.close()
         if result.exit_code != 0:
-            raise SandboxError(f"the files of a box cannot be packed: exit code {result.exit_code}, {result.seconds:.1f} s")
+            raise SandboxError(f"the files of a box cannot be packed: exit code {result.exit_code}")
         return result.output
 
     async def pause(self) -> None:
@@ -204,11 +211,12 @@ class Box:
         async with self._lock:
             if self._guest and (self._guest.process.killed or self._guest.gone):
                 self._guest.process.kill()
-                await self._guest.process.done()
                 self._guest.close()
                 self._guest = None
+            for process in [process for process in self._live if process.killed]:
+                await process.done()
             if self._closed:
-                raise SandboxError("the box is closed")
+                raise SandboxError(CLOSED)
             if running and self._paused:
                 raise RuntimeError("the box is paused: resume it before the next command")
             yield
@@ -242,24 +250,24 @@ class Box:
             *argv,
             *(f"{k}={v}" for k, v in (env or {}).items()),
         ]
-        if not argv or any("\0" in field for field in fields):
-            return Result(126, b"a command needs at least one argument, and none may hold a NUL byte\n")
-        return "".join(f"{field}\0" for field in fields).encode(errors="surrogateescape")
+        try:
+            return encode(fields) if argv else Result(126, b"an empty command\n")
+        except ValueError as error:
+            return Result(126, f"not a command: {error}\n".encode())
 
     async def _start_guest(self, mode: str) -> Guest:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with memory_file(b"") as errors, theirs:
-            process = self._spawn((*self._bwrap(), *GUEST, mode), output=errors, more=(theirs.fileno(),))
-            theirs.close()
+        with os.fdopen(os.memfd_create("errors"), "rb") as errors, ExitStack() as on_failure:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            on_failure.callback(ours.close)
+            with theirs:
+                process = self._spawn((*self._bwrap(), *GUEST, mode), output=errors.fileno(), more=(theirs.fileno(),))
+            on_failure.callback(process.kill)
             guest = Guest(process, ours)
-            try:
-                await asyncio.wait({guest.answer}, timeout=START)
-                if not guest.answer.done() or guest.gone:
-                    raise SandboxError(explain(read_all(errors) or f"no answer within {START:g} s"))
-            except BaseException:
-                process.kill()
-                guest.close()
-                raise
+            on_failure.callback(guest.close)
+            await asyncio.wait({guest.answer}, timeout=START)
+            if not guest.answer.done() or guest.gone:
+                raise SandboxError(CLOSED if self._closed else explain(read_all(errors.fileno()) or f"no answer within {START:g} s"))
+            on_failure.pop_all()
         return guest
 
     def _bwrap(self) -> tuple[str, ...]:
@@ -323,7 +331,7 @@ class Box:
             process.kill()
             raise
         if self._closed:
-            raise SandboxError("the box was closed while something ran in it")
+            raise SandboxError(CLOSED)
         return Result(
             exit_code=None if flooded else code,
             output=capture.output,
@@ -337,10 +345,11 @@ class Box:
 def pack(files: Mapping[str, bytes]) -> bytes:
     """A tar of files relative to /workspace, the same bytes for the same files. Raises ValueError for a path that leads elsewhere."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
         for name, data in files.items():
             path = PurePosixPath(name)
-            if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+            encode([name])
+            if not path.parts or path.is_absolute() or ".." in path.parts:
                 raise ValueError(f"files: {name!r} must be a path below /workspace, without '..'")
             entry = tarfile.TarInfo(f"workspace/{path}")
             entry.size, entry.mode, entry.mtime = len(data), 0o644, MTIME
@@ -350,12 +359,13 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 @contextmanager
 def memory_file(data: bytes) -> Iterator[int]:
-    """The descriptor of a file in memory that holds `data`, at its beginning."""
-    descriptor = os.memfd_create("data")
+    """The descriptor, at its beginning, of a file in memory that holds `data` for good: a command could fill the host's memory with it."""
+    descriptor = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -59,7 +59,7 @@ class Capture:
 
     @property
     def dropped(self) -> int:
-        return self.total - len(self.output)
+        return self.total - len(self._head) - min(len(self._tail), self._half)
 
     @property
     def output(self) -> bytes:

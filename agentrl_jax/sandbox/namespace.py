@@ -91,7 +91,7 @@ class Namespace:
 
     def _send(self, fields: list[str], descriptors: Sequence[int]) -> None:
         try:
-            socket.send_fds(self._link, ["".join(f"{field}\0" for field in fields).encode()], list(descriptors))
+            socket.send_fds(self._link, [encode(fields)], list(descriptors))
         except OSError as error:
             raise SandboxError(f"the sandbox's keeper is gone: {error!r}") from error
 
@@ -104,8 +104,8 @@ class Namespace:
             self._fail()
             return
         key, status, text = message.decode(errors="replace").split(" ", 2)
-        answer = self._answers.pop(int(key))
-        if not answer.done():
+        answer = self._answers.pop(int(key), None)
+        if answer and not answer.done():
             answer.set_exception(SandboxError(text)) if text else answer.set_result(int(status))
 
     def _fail(self) -> None:
@@ -145,6 +145,13 @@ class Request:
         if not self.answer.done():
             raise SandboxError(f"the sandbox's keeper did not answer within {seconds:g} s")
         return self.answer.result()
+
+
+def encode(fields: Sequence[str]) -> bytes:
+    """Fields as keeper.py and guest.py read them. Raises ValueError for text that no program can be given."""
+    if any("\0" in field for field in fields):
+        raise ValueError("text holds a NUL byte")
+    return "".join(f"{field}\0" for field in fields).encode(errors="surrogateescape")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

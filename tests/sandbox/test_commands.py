@@ -21,7 +21,9 @@ async def test_signal_is_a_negative_exit_code(box: Sandbox):
     assert (await box.exec(["sh", "-c", "kill -SEGV $$"])).exit_code == -11
 
 
-@pytest.mark.parametrize(("argv", "code"), [(["no-such-program"], 127), (["/etc/passwd"], 126), ([], 126), (["echo", "a\0b"], 126)])
+@pytest.mark.parametrize(
+    ("argv", "code"), [(["no-such-program"], 127), (["/etc/passwd"], 126), ([], 126), (["echo", "a\0b"], 126), (["echo", "\ud800"], 126)]
+)
 async def test_what_cannot_start_is_a_result(box: Sandbox, argv: list[str], code: int):
     result = await box.exec(argv)
     assert result.exit_code == code
@@ -33,6 +35,11 @@ async def test_standard_input_environment_and_folder(box: Sandbox):
     result = await box.exec(["sh", "-c", script], stdin=b"x" * 300_000 + b"\n", env={"GREETING": "hej"})
     assert result.output[-26:] == b"xxx\nhej\n/workspace\n1000\n".rjust(26, b"x")
     assert (await box.exec(["sh", "-c", "read line; echo $GREETING$?"])).output == b"1\n", "nothing is left of the command before"
+
+
+async def test_standard_input_cannot_be_made_to_fill_the_hosts_memory(box: Sandbox):
+    result = await box.exec(["python3", "-c", "import os; os.write(0, b'x')"], stdin=b"a")
+    assert "Operation not permitted" in result.text
 
 
 async def test_bytes_that_are_not_utf8(box: Sandbox):

@@ -104,7 +104,7 @@ async def test_get_returns_regular_files_of_the_box_only(box: Sandbox):
     assert await box.get("link") == b"text"
     assert await box.get("folder/inner", limit=4) == b"deep"
     assert await box.get("folder/inner", limit=3) is None
-    for path in ("fifo", "shadow", "sparse", "d", "loop", "missing", "a\0b", "x" * 5000, "", "/dev/zero", "../proc/1/mem"):
+    for path in ("fifo", "shadow", "sparse", "d", "loop", "missing", "a\0b", "\ud800", "x" * 5000, "", "/dev/zero", "../proc/1/mem"):
         assert await box.get(path) is None, path
     assert await box.get("../etc/passwd") == await box.get("/etc/passwd"), "the box's own, not the host's"
 
