@@ -1,8 +1,8 @@
 """The jitted half of the engine: fixed shapes in, sampled ids and log-probs out; logits never leave the device.
 
-A row's result must not depend on its neighbours. So no operation mixes rows, every call has one of a few fixed shapes, and
-a row meets the same shapes whoever else is there. XLA then gives the same bits for a row at any place in the batch and, as the
-masked tail adds exact zeros, for any cache length. Another number of rows or tokens per call would round differently.
+A row's result must not depend on its neighbours. So no operation mixes rows, every call has one of a few fixed shapes, and a row
+meets the same shapes whoever else is there. XLA on CPU then gives the same bits for a row at any place in the batch and, as the masked
+tail adds exact zeros, for any context that is a multiple of `GRANULE`. Another number of rows or of tokens per call rounds differently.
 """
 
 from functools import partial
@@ -14,6 +14,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
 from agentrl_jax.models.decoder import Cache, Decoder, Params, unembed
+
+# Sums over the context run in vector lanes: only at multiples of 64 does a longer context leave the order of the sums as it was.
+GRANULE = 128
 
 # Made with numpy on the host, seen as jax.Array inside of jit.
 Array: TypeAlias = Any
@@ -136,8 +139,8 @@ def prefill(
     The rows are gathered, extended, and the new slots alone are written back. A row may be given twice with the same tokens.
     """
     chunk, length = tokens.shape[1], cache[0][0].shape[2]
-    # The copies are longer by one chunk, for a padded chunk may begin less than C slots before the end.
-    room = ((0, 0), (0, 0), (0, chunk), (0, 0))
+    # The copies are longer, for a padded chunk may begin less than C slots before the end.
+    room = ((0, 0), (0, 0), (0, -(-chunk // GRANULE) * GRANULE), (0, 0))
     copies = jax.tree.map(lambda old: jnp.pad(old[rows], room), cache)
     _, copies = _extend(decoder, params, tokens, start, copies)
     first = jnp.minimum(start, length - chunk)
@@ -153,6 +156,6 @@ def prefill(
 
 
 @partial(jax.jit, static_argnames="length")
-def grow(cache: Cache, *, length: int) -> Cache:
+def grow(cache: Cache, *, length: int) -> list[tuple[jax.Array, jax.Array]]:
     """The same cache with `length` slots a row."""
     return jax.tree.map(lambda old: jnp.pad(old, ((0, 0), (0, 0), (0, length - old.shape[2]), (0, 0))), cache)

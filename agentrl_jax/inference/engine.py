@@ -138,7 +138,7 @@ class Engine:
 
     async def _run(self) -> None:
         while not self._closed:
-            self._waiting = [request for request in self._waiting if not self._admit(request)]
+            self._admit()
             active = self._slots.active
             pending = [slot for slot in active if len(slot.pending)]
             if not active:
@@ -156,10 +156,14 @@ class Engine:
         for request in [*self._waiting, *self._slots.requests()]:
             self._fail(request, "the engine was closed")
 
-    def _admit(self, request: Request) -> bool:
-        admitted = self._slots.admit(request)
-        self.stats.cached += request.cached if admitted else 0
-        return admitted
+    def _admit(self) -> None:
+        """First come, first served, but for a request whose session is busy."""
+        for request in list(self._waiting):
+            if not self._slots.available:
+                break
+            if self._slots.admit(request):
+                self._waiting.remove(request)
+                self.stats.cached += request.cached
 
     async def _prefill(self, pending: list[Slot]) -> None:
         """One chunk of the slot admitted first, and of others whose next chunk has the same size."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl_jax.inference.decode import Rows, Sampled, decode, grow, prefill
+from agentrl_jax.inference.decode import GRANULE, Rows, Sampled, decode, grow, prefill
 from agentrl_jax.models.decoder import Cache, Decoder, ModelConfig, Params, init_cache
 
 T = TypeVar("T")
@@ -38,25 +38,26 @@ class Stats:
     programs: int = 0
 
 
-def cache_lengths(context_limit: int, shortest: int = 128) -> tuple[int, ...]:
-    """How long the cache may be: 128, 256, 384, 512, 768, 1024, ... tokens a row, and the limit itself.
+def cache_lengths(context_limit: int, shortest: int = GRANULE) -> tuple[int, ...]:
+    """How long the cache may be, in tokens a row: 128, 256, 384, 512, 768, 1024, ..., the last one with room for the limit.
 
     >>> cache_lengths(1000)
-    (128, 256, 384, 512, 768, 1000)
+    (128, 256, 384, 512, 768, 1024)
     """
-    ladder = (128, *(length for power in range(8, 32) for length in (2**power, 3 * 2 ** (power - 1))))
-    return (*(length for length in ladder if shortest <= length < context_limit), context_limit)
+    ladder = (GRANULE, *(GRANULE * length for power in range(1, 24) for length in (2**power, 3 * 2 ** (power - 1))))
+    last = -(-max(context_limit, shortest) // GRANULE) * GRANULE
+    return (*(length for length in ladder if shortest <= length < last), last)
 
 
 class Runner:
     """Runs one call at a time. The cache is as long as the longest row needs, for the cost of decoding follows it.
 
-    chunks: tokens a prefill call appends to each of its rows, ascending; rows x chunk is about `prefill_size`
+    chunks: tokens that a prefill call may append to each of its rows, the smaller first; rows x chunk is `prefill_size`
     """
 
     def __init__(self, config: ModelConfig, *, slots: int, context_limit: int, steps: int, prefill_size: int, stats: Stats) -> None:
-        self.lengths = cache_lengths(context_limit, max(128, prefill_size // 4))
-        self.chunks = sorted({min(prefill_size // rows, context_limit) for rows in (16, 4)})
+        self.lengths = cache_lengths(context_limit, max(GRANULE, prefill_size // 4))
+        self.chunks = [prefill_size // 16, prefill_size // 4]
         self._config, self._decoder = config, Decoder(config)
         self._slots, self._steps, self._prefill_size = slots, steps, prefill_size
         self._thread = ThreadPoolExecutor(1, "engine")
@@ -131,7 +132,7 @@ class Runner:
             self._cache = cache
         return result
 
-    def _fit(self, cache: Cache | None, length: int) -> Cache:
+    def _fit(self, cache: Cache | None, length: int) -> list[tuple[jax.Array, jax.Array]]:
         if cache is None:
             return init_cache(self._config, self._slots, length)
         current = cache[0][0].shape[2]

@@ -1,6 +1,7 @@
 """Who holds which row of the cache: sessions, their tokens, and whose row is taken when there are more sessions than rows."""
 
 import asyncio
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -15,7 +16,8 @@ class Request:
     """One call of `generate`, and what was sampled for it so far.
 
     budget: at most this many tokens: max_tokens, or less where the context ends before
-    cached: prompt tokens that were in the cache when it was admitted
+    cached: prompt tokens that were in the cache when it got its slot
+    queued: seconds until it got it
     """
 
     session: str
@@ -23,6 +25,8 @@ class Request:
     sampling: Sampling
     budget: int
     future: asyncio.Future[Completion]
+    created: float = field(default_factory=time.perf_counter)
+    queued: float = 0.0
     cached: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -40,6 +44,7 @@ class Request:
             versions=np.array(self.versions, np.int32),
             finish_reason=reason,
             cached=self.cached,
+            queued=self.queued,
         )
 
     @property
@@ -75,6 +80,7 @@ class Slot:
         self.size = len(prompt)
         self.context[: self.size] = prompt
         self.request = request
+        request.queued = time.perf_counter() - request.created
 
     @property
     def pending(self) -> NDArray[np.int32]:
@@ -103,6 +109,11 @@ class Slots:
     def held(self) -> bool:
         """Some session has a slot."""
         return bool(self._held)
+
+    @property
+    def available(self) -> bool:
+        """Some slot has no request: it is free, or its session is idle."""
+        return len(self.active) < len(self.all)
 
     @property
     def reach(self) -> int:

@@ -21,7 +21,7 @@ CONFIG = ModelConfig(
 def weights(seed: int) -> Params:
     """Random, with logits spread widely enough that an error in the distribution would show."""
     params = init_params(CONFIG, jax.random.key(seed))
-    return params | {"unembedding": 30 * params["unembedding"]}
+    return params | {"unembedding": 15 * params["unembedding"]}
 
 
 def score(params: Params, tokens: NDArray[np.int32], temperature: float = 1.0) -> NDArray[np.float32]:
