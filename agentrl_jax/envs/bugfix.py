@@ -38,6 +38,8 @@ class Level:
     named:      the prompt names the broken function, and only that one has visible tests
     cumulative: an edit starts from the function's present text; else from the text as handed out, so a wrong try needs no undo
     longer:     also functions of more than six lines
+    library:    names of the functions; () for all
+    operators:  kinds of mistakes; () for all
     """
 
     files: tuple[str, ...]
@@ -46,10 +48,33 @@ class Level:
     named: bool
     cumulative: bool
     longer: bool
+    library: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
+    def eligible(self, split: str) -> list[Function]:
+        """The functions of a split; those never seen in training come from the whole library."""
+        if split == "held_out_functions":
+            return [f for f in functions().values() if f.unseen and (self.longer or not f.longer)]
+        return [
+            f
+            for f in functions().values()
+            if not f.unseen and (f.name in self.library or not self.library and (self.longer or not f.longer))
+        ]
+
+    def makes(self, operator: str) -> bool:
+        """Whether mistakes of this kind are made."""
+        return operator in self.operators or not self.operators
+
+
+# Few enough that a policy of a third of a million parameters gets to know them within minutes.
+FIRST_LIBRARY = (
+    *("parse_date", "is_leap", "month_days", "parse_time", "minutes_until", "clock", "season", "grade", "ticket", "parse_range"),
+    *("clamp", "in_box", "is_triangle", "discount", "percent", "count_above", "second_max", "pad_left", "shorten", "file_size"),
+)
+FIRST_OPERATORS = ("arithmetic", "boolean", "comparison", "negation")
 
 LEVELS = (
-    Level(("utils.py",), (2, 3), bugs=1, named=True, cumulative=False, longer=False),
+    Level(*(("utils.py",), (2, 3)), bugs=1, named=True, cumulative=False, longer=False, library=FIRST_LIBRARY, operators=FIRST_OPERATORS),
     Level(("utils.py",), (3, 3), bugs=1, named=False, cumulative=False, longer=False),
     Level(("utils.py",), (3, 4), bugs=2, named=False, cumulative=False, longer=True),
     Level(("utils.py", "helpers.py"), (3, 4), bugs=2, named=False, cumulative=True, longer=True),
@@ -84,10 +109,10 @@ class BugFix:
 
     def _draw(self, name: str, split: str, rng: Random) -> Task:
         level = self.settings
-        eligible = [f for f in functions().values() if f.unseen == (split == "held_out_functions") and (level.longer or not f.longer)]
+        eligible = level.eligible(split)
         sizes = [rng.randint(*level.functions) for _ in level.files]
         chosen = rng.sample(eligible, sum(sizes))
-        broken = [bug for f in chosen if (bug := _bug(f, split, rng))][: level.bugs]
+        broken = [bug for f in chosen if (bug := _bug(f, split, level, rng))][: level.bugs]
         if len(broken) < level.bugs:
             return self._draw(name, split, rng)
         rng.shuffle(chosen)
@@ -161,10 +186,11 @@ def handed_out(task: Task) -> dict[str, str]:
     return {part.partition("(")[0]: f"def {part.rstrip()}\n" for part in parts}
 
 
-def _bug(function: Function, split: str, rng: Random) -> Bug | None:
+def _bug(function: Function, split: str, level: Level, rng: Random) -> Bug | None:
     """One of the split's bugs, each kind of mistake being as likely as the others; None where it has none."""
     held_out = split == "held_out_bugs"
-    choice = [bug for bug in bugs(function.name) if split == "held_out_functions" or bug.held_out == held_out]
+    made = [bug for bug in bugs(function.name) if level.makes(bug.operator)]
+    choice = [bug for bug in made if split == "held_out_functions" or bug.held_out == held_out]
     if not choice:
         return None
     operator = rng.choice(sorted({bug.operator for bug in choice}))

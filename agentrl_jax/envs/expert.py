@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from agentrl_jax.envs.bugfix import BugFix, handed_out
+from agentrl_jax.envs.bugfix import BugFix, Level, handed_out
 from agentrl_jax.envs.mutate import fragment, mutations
 from agentrl_jax.envs.protocol import Observation, Task
 
@@ -80,7 +80,7 @@ def expert(env: BugFix, task: Task, rng: Random, habits: Habits | None = None) -
         last = made[-1][1] if made else {}
         if env.settings.cumulative and failing and failing == last.get("function") and rng.random() < habits.undo:
             yield "edit", {"function": last["function"], "old": last["new"], "new": last["old"]}
-        call = _edit(function, texts, right, made, rng, habits)
+        call = _edit(env.settings, function, texts, right, made, rng, habits)
         yield call
         made.append(call)
         if rng.random() < habits.test:
@@ -93,28 +93,31 @@ def expert(env: BugFix, task: Task, rng: Random, habits: Habits | None = None) -
     yield "submit", {}
 
 
-def _edit(function: str, texts: dict[str, str], right: dict[str, Edit], made: list[Call], rng: Random, habits: Habits) -> Call:
+def _edit(
+    level: Level, function: str, texts: dict[str, str], right: dict[str, Edit], made: list[Call], rng: Random, habits: Habits
+) -> Call:
     if function in right and rng.random() < habits.right:
         old, new = right[function]
     elif rng.random() < habits.slip:
-        old, new = _wrong(texts[rng.choice(list(texts))], (), rng)
+        old, new = _wrong(level, texts[rng.choice(list(texts))], (), rng)
         old = rng.choice((old, old[:1], old[1:]))
     else:
         avoided = [right.get(function)]
         if rng.random() >= habits.repeat:
             avoided += [(call["old"], call["new"]) for _, call in made if call["function"] == function]
-        old, new = _wrong(texts[function], avoided, rng)
+        old, new = _wrong(level, texts[function], avoided, rng)
     return "edit", {"function": function, "old": old, "new": new}
 
 
-def _wrong(source: str, avoided: Collection[Edit | None], rng: Random) -> Edit:
-    """An edit that makes one of the mutations that is not avoided; the kinds of mutations are equally likely."""
+def _wrong(level: Level, source: str, avoided: Collection[Edit | None], rng: Random) -> Edit:
+    """An edit that makes one of the level's mutations that is not avoided, else any; the kinds of mutations are equally likely."""
     kinds: dict[str, list[Edit]] = {}
     for mutation in mutations(source):
         edit = fragment(source, mutation)
         if edit is not None and edit not in avoided:
             kinds.setdefault(mutation.operator, []).append(edit)
-    return rng.choice(kinds[rng.choice(sorted(kinds))])
+    made = sorted(filter(level.makes, kinds)) or sorted(kinds)
+    return rng.choice(kinds[rng.choice(made)])
 
 
 def _failing(observation: Observation) -> str | None:

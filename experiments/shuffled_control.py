@@ -1,0 +1,52 @@
+"""Is it the credit that teaches? The main run against the same run with rewards shuffled among the episodes of each step.
+
+    python -m experiments.shuffled_control [seeds] [field=value ...]
+
+Prints success before and after for each seed. Exits with 1 unless every seed of the main run gains at least 0.30 and doubles, and
+every shuffled one gains at most 0.05.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from agentrl_jax.config import override
+from agentrl_jax.data.batch import Batch, Tokens
+from experiments.arms import BAR, arm, gain, run, scores, seeded, table
+from experiments.bugfix_grpo import experiment
+
+
+@jax.jit
+def _shuffled(batch: Batch) -> Batch:
+    """The rewards of the episodes in the statistics, dealt among them at random; the versions of the weights are the seed."""
+    e = batch.episodes
+    chance = jax.random.uniform(jax.random.fold_in(jax.random.key(0), jnp.max(batch.tokens.version)), e.reward.shape)
+    members, dealt = jnp.argsort(~e.in_stats, stable=True), jnp.argsort(jnp.where(e.in_stats, chance, 2.0))
+    return replace(batch, episodes=replace(e, reward=e.reward.at[members].set(e.reward[dealt])))
+
+
+def shuffle(batch: Batch, logprobs: Callable[[Tokens], Float[Array, "B T"]]) -> Batch:
+    """`Experiment.rewrite` of the control."""
+    del logprobs
+    return _shuffled(batch)
+
+
+def main(arguments: list[str]) -> int:
+    seeds = range(int(arguments[0]) if arguments else 5)
+    base = override(experiment, arguments[1:])
+    trained = [run(seeded(base, seed)) for seed in seeds]
+    control = [run(arm(base, "shuffled", seed, rewrite=shuffle)) for seed in seeds]
+    print(table("rewards as they are", trained))
+    print(table("rewards shuffled among episodes", control))
+    doubled = all(after[BAR][0] * before[BAR][1] >= 2 * before[BAR][0] * after[BAR][1] for before, after in map(scores, trained))
+    learnt, flat = min(map(gain, trained)) >= 0.30, max(map(gain, control)) <= 0.05
+    print(f"gains at least 0.30: {learnt}   doubled: {doubled}   shuffled gains at most 0.05: {flat}")
+    return 0 if learnt and doubled and flat else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
