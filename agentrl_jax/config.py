@@ -4,10 +4,12 @@
     from agentrl_jax import credit, objective
     from agentrl_jax.config import Experiment, Optimizer
     from agentrl_jax.envs.bugfix import BugFix
+    from agentrl_jax.envs.expert import expert
 
     experiment = Experiment(
         name="bugfix_gigpo",
         environment=BugFix(level=1),
+        expert=expert,
         advantage=partial(credit.gigpo, omega=1.0),
         loss=objective.ppo,
         optimizer=Optimizer(learning_rate=3e-4),

@@ -147,15 +147,15 @@ def _parameters(node: object) -> dict[str, tuple[Any, Any]]:
         hints = _hints(function)
         keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
         return {p.name: (hints.get(p.name, Any), given.get(p.name, p.default)) for p in keywords}
-    hints, names = _hints(type(node).__init__), inspect.signature(type(node)).parameters
+    hints, names = _hints(type(node)), inspect.signature(type(node)).parameters
     return {name: (hints.get(name, Any), getattr(node, name)) for name in names if hasattr(node, name)}
 
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Declared types; none where a name in them exists for type checkers only."""
+    """Declared types of what is passed; none where a name in them exists for type checkers only."""
     try:
-        return typing.get_type_hints(function)
+        return typing.get_type_hints(function.__init__ if isinstance(function, type) else function)
     except NameError:
         return {}
 
@@ -220,7 +220,8 @@ def _read(hint: Any, text: str, current: Any, path: str) -> Any:
     if type(current) is hint and _parameters(current):
         raise ConfigError(f"{path} is a group of settings; set one of {', '.join(f'{path}.{name}' for name in _parameters(current))}")
     value = load_attribute(text)
-    value = value() if isinstance(value, type) else value
+    if isinstance(value, type) and origin is not collections.abc.Callable:
+        value = value()
     if not accepts(hint, value):
         raise wrong
     return value
