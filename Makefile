@@ -37,7 +37,7 @@ report: $(VENV)/base  ## write a run's page, made to be opened in a browser: RUN
 check-env: $(VENV)/base  ## prove the environments: gold solutions score 1, lazy and cheating ones do not
 	$(BIN)/python -m experiments.check_env $(ARGS)
 
-ablation: $(VENV)/base  ## what the observation mask is worth: the same run with and without it
+ablation: $(VENV)/dev  ## what the observation mask is worth: the same run with and without it
 	$(BIN)/python -m experiments.mask_ablation $(ARGS)
 
 control: $(VENV)/base  ## rewards shuffled among episodes: nothing may be learnt
