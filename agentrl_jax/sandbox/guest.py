@@ -130,7 +130,8 @@ def reopen_streams(unbuffered: bool) -> None:
 def python_program(argv: list[str], env: dict[str, str]) -> tuple[str | bytes, str] | None:
     """Source and file name of what `python3 ...` would run, with `sys` set up for it; None where a real start is needed.
 
-    `sys.flags` stay those of this interpreter (-s -S -P), the one difference to a real start.
+    Two differences to a real start remain: `sys.flags` are those of this interpreter (-s -S -P), and the traceback of a `-c` program
+    has no source lines, which Python 3.13 shows.
     """
     if argv[0] not in PYTHON or any(name.startswith("PYTHON") for name in env):
         return None
@@ -171,7 +172,8 @@ def main_module(name: str) -> ModuleType:
 
 def show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A traceback that begins where the program does."""
-    sys.__excepthook__(kind, error.with_traceback(trace and trace.tb_next), trace)
+    inner = trace and trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(inner), inner)
 
 
 if __name__ == "__main__":
