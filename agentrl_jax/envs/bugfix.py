@@ -16,7 +16,7 @@ from typing import Any
 from agentrl_jax.chat.tools import Tool
 from agentrl_jax.data.episode import Outcome
 from agentrl_jax.envs import inbox
-from agentrl_jax.envs.bugs import Bug, Function, bugs, functions
+from agentrl_jax.envs.bugs import HELD_OUT, Bug, Function, bugs, functions, share
 from agentrl_jax.envs.protocol import Observation, Task
 from agentrl_jax.envs.verify import SECONDS, Case, script, verify
 from agentrl_jax.sandbox.protocol import Sandbox
@@ -58,7 +58,7 @@ class Level:
         return [
             f
             for f in functions().values()
-            if not f.unseen and (f.name in self.library or not self.library and (self.longer or not f.longer))
+            if not f.unseen and (f.name in self.library or (not self.library and (self.longer or not f.longer)))
         ]
 
     def makes(self, operator: str) -> bool:
@@ -74,7 +74,7 @@ FIRST_LIBRARY = (
 FIRST_OPERATORS = ("arithmetic", "boolean", "comparison", "negation")
 
 LEVELS = (
-    Level(*(("utils.py",), (2, 3)), bugs=1, named=True, cumulative=False, longer=False, library=FIRST_LIBRARY, operators=FIRST_OPERATORS),
+    Level(("utils.py",), (2, 3), bugs=1, named=True, cumulative=False, longer=False, library=FIRST_LIBRARY, operators=FIRST_OPERATORS),
     Level(("utils.py",), (3, 3), bugs=1, named=False, cumulative=False, longer=False),
     Level(("utils.py",), (3, 4), bugs=2, named=False, cumulative=False, longer=True),
     Level(("utils.py", "helpers.py"), (3, 4), bugs=2, named=False, cumulative=True, longer=True),
@@ -103,8 +103,8 @@ class BugFix:
         rng = Random(f"{self.level}/{split}/{seed}")
         while True:
             task = self._draw(f"bugfix{self.level}/{split}/{seed}", split, rng)
-            content = "\0".join([task.prompt, *(text.decode() for text in task.files.values())])
-            if split not in ("train", "held_out") or (_digest(content)[0] < 26) == (split == "held_out"):
+            held_out = share("\0".join([task.prompt, *(text.decode() for text in task.files.values())])) < HELD_OUT
+            if split not in ("train", "held_out") or held_out == (split == "held_out"):
                 return task
 
     def _draw(self, name: str, split: str, rng: Random) -> Task:
@@ -172,7 +172,7 @@ class BugFix:
         argv, stdin = script(str(command[0]), dict.fromkeys(self.settings.files), *command[1:])
         result = await box.exec(argv, stdin=stdin, seconds=SECONDS)
         texts, nul, report = result.text.rpartition("\0")
-        state = _digest(texts).hex() if nul else None
+        state = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest() if nul else None
         if result.timed_out or result.exit_code == -_SIGPROF:
             return Observation("timeout", count="tool_timeouts", state=state)
         if result.killed or not report:
@@ -239,10 +239,6 @@ def _tests(cases: Sequence[Case]) -> str:
 
 def _join(sources: Iterable[str]) -> str:
     return "\n\n".join(sources)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def _clip(text: str) -> str:

@@ -20,6 +20,8 @@ from agentrl_jax.envs.mutate import fragment, mutations
 
 POOL = 40  # inputs per function, or as many different ones as its sampler finds
 LOOPS = 2000  # rounds of all loops together that one call may take
+UNSEEN = 0.15  # share of the functions kept for "held_out_functions"
+HELD_OUT = 0.1  # share of the bugs kept for "held_out_bugs", and of the tasks for "held_out"
 LONGER = "longer"  # the module whose functions only the higher levels use
 
 
@@ -77,7 +79,7 @@ def functions() -> dict[str, Function]:
 def _function(name: str, source: str, longer: bool) -> Function:
     rng = Random(name)
     pool = tuple(dict.fromkeys(repr(SAMPLERS[name](rng)) for _ in range(10 * POOL)))[:POOL]
-    return Function(name, source, pool, tuple(evaluate(source, name, pool)), longer, unseen=_share(name) < 0.15)
+    return Function(name, source, pool, tuple(evaluate(source, name, pool)), longer, unseen=share(name) < UNSEEN)
 
 
 @cache
@@ -94,7 +96,7 @@ def bugs(name: str) -> tuple[Bug, ...]:
         fails = frozenset(i for i, (got, want) in enumerate(zip(results, function.wants, strict=True)) if got != want)
         # One that never returns is found without thinking; one that a single input shows could not be both tested and hidden.
         if len(fails) >= 2 and not all(result[0] == "!" for result in results):
-            found[source] = Bug(name, source, mutation.operator, *edit, fails, held_out=_share(source) < 0.1)
+            found[source] = Bug(name, source, mutation.operator, *edit, fails, held_out=share(source) < HELD_OUT)
     return tuple(found.values())
 
 
@@ -138,6 +140,6 @@ class _Counted(ast.NodeTransformer):
     visit_For = visit_While  # noqa: N815
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
     """A number in [0, 1) drawn by the text itself."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64

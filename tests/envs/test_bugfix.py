@@ -47,6 +47,7 @@ def test_the_gold_edits_restore_the_library_and_bugs_fail_hidden_tests(level: in
         assert env.gold(task)[-1] == ("submit", {})
 
 
+@pytest.mark.slow
 @levels
 def test_splits_are_disjoint(level: int) -> None:
     env = BugFix(level)

@@ -46,6 +46,7 @@ def play(env: BugFix, task: Task, seed: int) -> list[tuple[Call, str]]:
         call = script.send(Observation(episode[-1][1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", range(len(LEVELS)))
 def test_it_succeeds_sometimes_and_shows_every_behaviour(level: int) -> None:
     env = BugFix(level)

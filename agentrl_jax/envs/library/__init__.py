@@ -1,0 +1,1 @@
+"""Functions for the tasks of `bugfix`; read as text."""
