@@ -25,9 +25,9 @@ BOXES_PER_NAMESPACE = 48  # each start of a process copies the namespace's mount
 class Bubblewrap:
     """A `Backend`. Its boxes end with `__aexit__`, or with this process however it ends.
 
-    A command sees a read-only root of the host's tools, `/workspace` and `/tmp` on one size-limited file system in memory, its own processes,
-    and no network. Memory is limited for each process; the sum over a box only by `memory * processes`, and CPU not at all, as both need
-    cgroups, which need rights. Nor is the kernel's own surface made smaller by a filter of system calls.
+    A command sees a read-only root with tools of the host, `/workspace` and `/tmp` on one size-limited file system in memory, the box's
+    processes, and no network. Memory is limited for each process; a box as a whole, and its CPU, could be limited by cgroups only, which
+    need rights. System calls are not filtered.
 
     `__aenter__` raises SandboxError, naming the cause and the remedy, where boxes cannot run. There is no fall-back without isolation.
     """
