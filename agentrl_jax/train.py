@@ -70,9 +70,9 @@ async def train(experiment: Experiment) -> Path:
                 clock.lap("train")
                 credit_store.append(credit)
                 store.sync()
-                values |= summarise(episodes) | learned
+                values |= summarise(episodes) | learned | clock.metrics(episodes)
+                metrics.write(step, values)
                 step += 1
-                metrics.write(step - 1, values | clock.metrics(episodes))
                 if step % experiment.checkpoint_every == 0:
                     checkpoints.save(step, state, {"shape": list(shape)})
                 progress.show(step, values)

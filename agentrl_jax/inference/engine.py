@@ -11,6 +11,7 @@ request that met a weight update, are prefilled anew: their log-probs agree with
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from typing import Self
 
@@ -57,6 +58,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
         self._closed = False
+        self._patience = 0.0
         self.update(params, version)
 
     @property
@@ -145,6 +147,13 @@ class Engine:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            if self._patience > 0 and 2 * len(active) < self._slots.sessions:
+                # A call costs the same for one row as for all: while most sessions are at their tools, wait for more of them, at most
+                # as long as the last call took. Who shares a call changes no result.
+                patience, self._patience = self._patience, 0.0
+                await asyncio.sleep(patience)
+                continue
+            begin = time.perf_counter()
             try:
                 await (self._prefill(pending) if pending else self._decode(active))
             except Exception as error:
@@ -153,6 +162,7 @@ class Engine:
                 for request in self._slots.requests():
                     self._fail(request, f"{type(error).__name__}: {error}")
                 self._reset()
+            self._patience = time.perf_counter() - begin
         for request in [*self._waiting, *self._slots.requests()]:
             self._fail(request, "the engine was closed")
 

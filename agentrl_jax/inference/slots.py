@@ -106,6 +106,11 @@ class Slots:
         return [slot for slot in self._held.values() if slot.request is not None]
 
     @property
+    def sessions(self) -> int:
+        """How many sessions hold a slot."""
+        return len(self._held)
+
+    @property
     def held(self) -> bool:
         """Some session has a slot."""
         return bool(self._held)
