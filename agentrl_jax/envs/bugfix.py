@@ -135,7 +135,8 @@ class BugFix:
 
     def _prompt(self, broken: Sequence[Bug], placed: Mapping[str, Sequence[Function]]) -> str:
         if self.settings.named:
-            return f"Fix {' and '.join(bug.function for bug in broken)} in {' and '.join(placed)}."
+            # Each name begins a line, as it begins an argument: the same tokens, for the policy to copy.
+            return "\n".join([f"Fix in {' and '.join(placed)}:", *(bug.function for bug in broken)])
         where = " and ".join(f"{path} ({', '.join(f.name for f in placed[path])})" for path in placed)
         return f"Fix the {'bug' if len(broken) == 1 else f'{len(broken)} bugs'} in {where}."
 

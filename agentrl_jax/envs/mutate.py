@@ -184,7 +184,8 @@ def fragment(source: str, mutation: Mutation) -> tuple[str, str] | None:
     """The mutation as an edit by text: (old, new), where `old` occurs once in `source`; None where no short one exists.
 
     `old` is the fewest whole tokens of the line around the change that are unique: at least two and three characters. An operator
-    takes its right neighbour first and an operand its left one, so both ask for the same text: `> 12`.
+    takes its right neighbour first and an operand its left one, so both ask for the same text: ` > 12`. The space before it belongs
+    to it, as in the source: a byte-level BPE reads ` >` and `>` as different tokens, and a policy should be able to copy what it read.
     """
     line = next(line for line in tokens(source) if line[0].start <= mutation.start < line[-1].end)
     inside = [i for i, token in enumerate(line) if token.end > mutation.start and token.start < mutation.end]
@@ -195,7 +196,7 @@ def fragment(source: str, mutation: Mutation) -> tuple[str, str] | None:
             a, b = first - left, last + extra - left
             if a < 0 or b >= len(line):
                 continue
-            start, end = line[a].start, line[b].end
+            start, end = line[a].start - (a > 0 and source[line[a].start - 1] == " "), line[b].end
             old = source[start:end]
             if b > a and 3 <= len(old) <= MAX_FRAGMENT and source.count(old) == 1:
                 return old, source[start : mutation.start] + mutation.text + source[mutation.end : end]

@@ -64,7 +64,7 @@ def test_splits_are_disjoint(level: int) -> None:
 
 def test_tasks_are_short_at_level_0() -> None:
     task = BugFix(0).task(3)
-    assert task.prompt == f"Fix {task.hidden['edits'][0][0]} in utils.py."
+    assert task.prompt == f"Fix in utils.py:\n{task.hidden['edits'][0][0]}"
     assert set(task.files) == {"utils.py", TESTS}
     assert max(len(source) for seed in range(200) for source in handed_out(BugFix(0).task(seed)).values()) < LONGEST
 
