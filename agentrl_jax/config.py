@@ -84,13 +84,13 @@ class WarmStart:
     tasks:         training tasks the success rate is measured on
     """
 
-    episodes: int = 1500
-    updates: int = 250
+    episodes: int = 1200
+    updates: int = 200
     rows: int = 12
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     warmup: int = 20
-    threshold: float = 0.1
-    rounds: int = 3
+    threshold: float = 0.2
+    rounds: int = 4
     tasks: int = 96
 
     def __post_init__(self) -> None:
@@ -197,7 +197,7 @@ class Evaluate:
 
     every: int = 10
     tasks: int = 64
-    final: int = 200
+    final: int = 100
 
     def __post_init__(self) -> None:
         _check(self, positive=("every", "tasks", "final"))

@@ -35,8 +35,8 @@ def engine_of(experiment: Experiment, policy: Policy) -> Engine:
 async def play(
     experiment: Experiment, parts: Parts, tasks: int, *, split: str = "held_out", temperature: float | None = None, phase: str = "eval"
 ) -> list[Episode]:
-    """One episode on each of the first `tasks` tasks of a split. The same tasks and seeds for every policy."""
-    jobs = plan([experiment.environment.task(i, split) for i in range(tasks)], 1, seed=experiment.seed, step=0, phase=f"{phase}-{split}")
+    """One episode on each of the first `tasks` tasks of a split. The same tasks and seeds for every policy and every run."""
+    jobs = plan([experiment.environment.task(i, split) for i in range(tasks)], 1, seed=0, step=0, phase=f"{phase}-{split}")
     return await collect(jobs, parts, settings_of(experiment.rollout, temperature=temperature))
 
 

@@ -36,6 +36,13 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
     )
 
 
+def first_shape(experiment: Experiment) -> Shape:
+    """A batch of episodes that fill half their context, a third of it sampled: what a run compiles for before it knows better."""
+    episodes = experiment.rollout.groups * experiment.rollout.group_size
+    rows = -(-episodes * experiment.rollout.context // (2 * experiment.row_length))
+    return Shape(rows, experiment.row_length, experiment.row_length * 3 // 8, episodes, experiment.rollout.turns)
+
+
 def learn(
     experiment: Experiment, learner: Learner, state: TrainState, start: Params, episodes: Sequence[Episode], step: int, shape: Shape
 ) -> tuple[TrainState, Shape, dict[str, float], CreditOf]:

@@ -28,7 +28,7 @@ from agentrl_jax.report.progress import Progress
 from agentrl_jax.report.summary import summarise
 from agentrl_jax.rollout.collector import collect, plan
 from agentrl_jax.runs import AFTER, BEFORE, claim, read_score, reported, write_score
-from agentrl_jax.step import Clock, learn, learner_of
+from agentrl_jax.step import Clock, first_shape, learn, learner_of
 
 
 async def train(experiment: Experiment) -> Path:
@@ -40,7 +40,7 @@ async def train(experiment: Experiment) -> Path:
         policy = await first_policy(experiment, backend, folder)
         policy.tokenizer.save(folder / TOKENIZER)
         learner = learner_of(experiment, policy.model)
-        state, step, shape = learner.init(policy.params), 0, Shape()
+        state, step, shape = learner.init(policy.params), 0, first_shape(experiment)
         checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints"))
         if checkpoints.latest is not None:
             step, state, meta = checkpoints.restore(state)

@@ -1,6 +1,7 @@
-"""Runs of one experiment side by side: the same seeds and warm starts, one thing changed. A finished run is not run again."""
+"""Runs of one experiment side by side: the same warm start, tasks and seeds, one thing changed. A finished run is not run again."""
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +23,14 @@ def run(experiment: Experiment) -> Path:
     return experiment.folder
 
 
-def seeded(experiment: Experiment, seed: int) -> Experiment:
-    """The experiment with another seed, in a folder of its own."""
-    return replace(experiment, name=f"{experiment.name}-seed{seed}", seed=seed)
-
-
 def arm(experiment: Experiment, name: str, seed: int, **changes: object) -> Experiment:
-    """The experiment of `seed` with `changes`, started from the warm start that its unchanged run made."""
-    warmed = run(seeded(experiment, seed)) / "warmstart"
-    return replace(experiment, name=f"{experiment.name}-{name}-seed{seed}", seed=seed, policy=str(warmed), **changes)
+    """The experiment with another seed and `changes`, started from the policy that the unchanged run made by its warm start."""
+    warmed = run(experiment)
+    changed = replace(experiment, name=f"{experiment.name}-{name}-{seed}", seed=seed, policy=str(warmed / "warmstart"), **changes)
+    changed.folder.mkdir(parents=True, exist_ok=True)
+    # The same policy on the same tasks with the same seeds: measured once.
+    shutil.copy(warmed / BEFORE, changed.folder / BEFORE)
+    return changed
 
 
 def scores(folder: Path) -> tuple[Score, Score]:

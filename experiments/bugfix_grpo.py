@@ -11,5 +11,6 @@ experiment = Experiment(
     expert=expert,
     advantage=credit.grpo,
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2),
-    optimizer=Optimizer(learning_rate=5e-4),
+    optimizer=Optimizer(learning_rate=4e-4),
+    steps=24,
 )

@@ -34,7 +34,7 @@ from agentrl_jax.models.policy import Policy
 from agentrl_jax.report.load import EPISODES
 from agentrl_jax.report.metrics import columns
 from agentrl_jax.report.metrics import read as read_metrics
-from experiments.arms import arm, run, seeded, table
+from experiments.arms import arm, run, table
 from experiments.bugfix_grpo import experiment
 
 
@@ -61,7 +61,7 @@ def unmask(batch: Batch, logprobs: Callable[[Tokens], Float[Array, "B T"]]) -> B
 
 def gradient_share(base: Experiment, folder: Path) -> float:
     """Of the first step's gradient without the mask: the norm of the part on tokens the policy did not write, over the sum of both norms."""
-    policy = Policy.read(folder / "warmstart")
+    policy = Policy.read(base.folder / "warmstart")
     first = list(islice((e for e in read(folder / EPISODES) if e.step == 0), base.rollout.groups * base.rollout.group_size))
     batch = to_device(collate(first, row_length=base.row_length)[0])
     wide = Batch(everything(batch.tokens), batch.episodes)
@@ -80,9 +80,9 @@ def gradient_share(base: Experiment, folder: Path) -> float:
     return tools / (policys + tools)
 
 
-def tool_likelihood(base: Experiment, folder: Path, weights: str) -> float:
-    """Mean log-prob, nats per token, of the tools' text in the first step's episodes under the policy in `folder / weights`."""
-    policy = Policy.read(folder / weights)
+def tool_likelihood(base: Experiment, folder: Path, model: Path) -> float:
+    """Mean log-prob, nats per token, of the tools' text in the first step's episodes of a run under the policy in `model`."""
+    policy = Policy.read(model)
     first = [e for e in read(folder / EPISODES) if e.step == 0]
     host, _ = collate(first, row_length=base.row_length, pack=False)
     # One segment a row, in the order of the episodes: who wrote each column.
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
     seeds = range(int(arguments[0]) if arguments else 3)
     base = override(experiment, arguments[1:])
     arms = {
-        "with the mask": [run(seeded(base, seed)) for seed in seeds],
+        "with the mask": [run(arm(base, "seed", seed)) for seed in seeds],
         "without the mask": [run(arm(base, "unmasked", seed, rewrite=unmask)) for seed in seeds],
     }
     for name, folders in arms.items():
@@ -122,8 +122,8 @@ def main(arguments: list[str]) -> int:
         f"share of the gradient on tokens the policy did not write: min {min(shares):.2f}  median {median(shares):.2f}  max {max(shares):.2f}"
     )
     for name, folders in arms.items():
-        start = median(tool_likelihood(base, folder, "warmstart") for folder in arms["with the mask"])
-        after = median(tool_likelihood(base, folder, "policy") for folder in folders)
+        start = median(tool_likelihood(base, folder, base.folder / "warmstart") for folder in folders)
+        after = median(tool_likelihood(base, folder, folder / "policy") for folder in folders)
         print(f"log-prob of the tools' text, {name}: {start:.2f} before, {after:.2f} after (nats per token, median over seeds)")
     target = Path(base.root) / "mask_ablation.png"
     plot(arms, target)

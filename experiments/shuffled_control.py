@@ -2,7 +2,7 @@
 
     python -m experiments.shuffled_control [seeds] [field=value ...]
 
-Prints success before and after for each seed. Exits with 1 unless every seed of the main run gains at least 0.30 and doubles, and
+All start from the warm start of the main run. Prints success before and after for each seed. Exits with 1 unless every seed of the main run gains at least 0.30 and doubles, and
 every shuffled one gains at most 0.05.
 """
 
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from agentrl_jax.config import override
 from agentrl_jax.data.batch import Batch, Tokens
-from experiments.arms import BAR, arm, gain, run, scores, seeded, table
+from experiments.arms import BAR, arm, gain, run, scores, table
 from experiments.bugfix_grpo import experiment
 
 
@@ -38,7 +38,7 @@ def shuffle(batch: Batch, logprobs: Callable[[Tokens], Float[Array, "B T"]]) -> 
 def main(arguments: list[str]) -> int:
     seeds = range(int(arguments[0]) if arguments else 5)
     base = override(experiment, arguments[1:])
-    trained = [run(seeded(base, seed)) for seed in seeds]
+    trained = [run(arm(base, "seed", seed)) for seed in seeds]
     control = [run(arm(base, "shuffled", seed, rewrite=shuffle)) for seed in seeds]
     print(table("rewards as they are", trained))
     print(table("rewards shuffled among episodes", control))

@@ -1,0 +1,37 @@
+"""Speed, each part against a named alternative in the same run, and where the time of a training step goes.
+
+    python -m experiments.bench [RUN]
+
+Runs `bench_engine` and `bench_train`, then reads the wall-clock shares off the metrics of a run (default: the latest). Run nothing else
+meanwhile.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from agentrl_jax.report.metrics import FILE, columns, read
+
+PARTS = ("generate", "sandbox", "train", "rest")
+
+
+def shares(run: Path) -> str:
+    """Median seconds and share of each part of a step; the first step compiles and is left out."""
+    found = columns(read(run))
+    seconds = {part: median(found[f"time/{part}"][1][1:]) for part in PARTS}
+    total = sum(seconds.values())
+    return f"a step of {run}: " + "  ".join(f"{part} {value:.2f} s ({value / total:.0%})" for part, value in seconds.items())
+
+
+def main(arguments: list[str]) -> int:
+    for name in ("bench_engine", "bench_train"):
+        print(f"\n{name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"experiments.{name}"], check=True)
+    runs = [Path(arguments[0])] if arguments else sorted((p.parent for p in Path("runs").glob(f"*/{FILE}")), key=lambda p: p.stat().st_mtime)
+    print(f"\n{shares(runs[-1])}" if runs else "\nno run yet: `make train` makes one, then this shows where its time went")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
