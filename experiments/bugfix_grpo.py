@@ -10,7 +10,8 @@ experiment = Experiment(
     environment=BugFix(level=0),
     expert=expert,
     advantage=credit.grpo,
-    loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2),
+    loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
+    reference=True,
     optimizer=Optimizer(learning_rate=4e-4),
     steps=24,
 )
