@@ -13,5 +13,5 @@ experiment = Experiment(
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
     reference=True,
     optimizer=Optimizer(learning_rate=4e-4),
-    steps=24,
+    steps=30,
 )
