@@ -12,6 +12,6 @@ experiment = Experiment(
     advantage=credit.grpo,
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
     reference=True,
-    optimizer=Optimizer(learning_rate=4e-4),
-    steps=30,
+    optimizer=Optimizer(learning_rate=5e-4),
+    steps=40,
 )
