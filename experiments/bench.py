@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
     for name in ("bench_engine", "bench_train"):
         print(f"\n{name}", flush=True)
         subprocess.run([sys.executable, "-m", f"experiments.{name}"], check=True)
-    runs = [Path(arguments[0])] if arguments else sorted((p.parent for p in Path("runs").glob(f"*/{FILE}")), key=lambda p: p.stat().st_mtime)
+    made = sorted(Path("runs").glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+    runs = [Path(arguments[0])] if arguments else [path.parent for path in made]
     print(f"\n{shares(runs[-1])}" if runs else "\nno run yet: `make train` makes one, then this shows where its time went")
     return 0
 

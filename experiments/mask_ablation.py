@@ -60,7 +60,7 @@ def unmask(batch: Batch, logprobs: Callable[[Tokens], Float[Array, "B T"]]) -> B
 
 
 def gradient_share(base: Experiment, folder: Path) -> float:
-    """Of the first step's gradient without the mask: the norm of the part on tokens the policy did not write, over the sum of both norms."""
+    """Of the first step's gradient without the mask: norm of the part on tokens the policy did not write, over the sum of both norms."""
     policy = Policy.read(base.folder / "warmstart")
     first = list(islice((e for e in read(folder / EPISODES) if e.step == 0), base.rollout.groups * base.rollout.group_size))
     batch = to_device(collate(first, row_length=base.row_length)[0])
