@@ -90,6 +90,4 @@ def test_gigpo_without_repeated_states_is_grpo():
 def test_more_tool_output_changes_no_advantage():
     rule = partial(credit.gigpo, omega=0.5)
     short, long = worked_example(observation=3), worked_example(observation=40)
-    np.testing.assert_array_equal(
-        *(per_turn(batch, jax.jit(rule)(batch, credit.Estimates()).advantages) for batch in (short, long))
-    )
+    np.testing.assert_array_equal(*(per_turn(batch, jax.jit(rule)(batch, credit.Estimates()).advantages) for batch in (short, long)))
