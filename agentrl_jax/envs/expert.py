@@ -25,7 +25,7 @@ class Habits:
     """Probabilities of what the expert does.
 
     right:      an edit is the right one
-    slip:       an edit is a slip: text that is not in the function, or is there more than once
+    slip:       an edit is a slip: text of another function, or a single character
     repeat:     an edit may be one it made before
     read:       reads a function before its first edit of it
     test_first: runs the tests before anything else
@@ -100,8 +100,8 @@ def _edit(
     if function in right and rng.random() < habits.right:
         old, new = right[function]
     elif rng.random() < habits.slip:
-        old, new = _wrong(level, texts[rng.choice(list(texts))], (), rng)
-        old = rng.choice((old, old[:1], old[1:]))
+        old, new = _wrong(level, texts[rng.choice([name for name in texts if name != function])], (), rng)
+        old = old if old not in texts[function] else old.strip()[0]
     else:
         avoided = [right.get(function)]
         if rng.random() >= habits.repeat:
