@@ -1,5 +1,6 @@
 """Where the policy of a run comes from: a folder that the experiment names, or a small model taught by the scripted expert."""
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -64,6 +65,12 @@ async def warm_start(experiment: Experiment, backend: Backend, folder: Path) -> 
     won, graded = successes(episodes)
     progress.say(f"expert: {won} of {graded} episodes succeed ({won / max(graded, 1):.2f}); the warm start imitates them all")
     policy = Policy(experiment.model, init_params(experiment.model, jax.random.key(experiment.seed)), tokenizer)
+
+    def imitated(done: int, nll: float) -> None:
+        progress.count(f"warm start, {nll:.3f} nats/token", done, settings.updates)
+        if (task := asyncio.current_task()) and task.cancelling():
+            raise asyncio.CancelledError  # Ctrl-C, which else would wait for the next await
+
     for number in range(settings.rounds):
         params = imitate(
             policy.model,
@@ -72,7 +79,7 @@ async def warm_start(experiment: Experiment, backend: Backend, folder: Path) -> 
             settings,
             row_length=experiment.row_length,
             seed=experiment.seed + number,
-            progress=lambda done, nll: progress.count(f"warm start, {nll:.3f} nats/token", done, settings.updates),
+            progress=imitated,
         )
         policy = replace(policy, params=params)
         async with engine_of(experiment, policy) as engine:

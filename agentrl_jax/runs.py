@@ -1,11 +1,13 @@
 """The folder of a run: whose it is, what it was made by, and how errors of a command are told to people."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl_jax import config
 from agentrl_jax.config import ConfigError, Experiment
@@ -14,6 +16,7 @@ from agentrl_jax.evaluate import Score
 from agentrl_jax.learner.checkpoint import CheckpointError
 from agentrl_jax.models.hf_config import PretrainedError
 from agentrl_jax.report.load import CONFIG
+from agentrl_jax.report.metrics import MetricsError
 from agentrl_jax.rollout.collector import CollectError
 from agentrl_jax.sandbox.protocol import SandboxError
 
@@ -23,7 +26,7 @@ BEFORE, AFTER = "before.json", "after.json"
 FREE = ("name", "root", "checkpoint_every", "evaluate", "rollout.slots", "rollout.retries")
 """What may change when a run is resumed."""
 
-ERRORS = (ConfigError, StoreError, CheckpointError, PretrainedError, CollectError, SandboxError, FileNotFoundError)
+ERRORS = (ConfigError, StoreError, CheckpointError, MetricsError, PretrainedError, CollectError, SandboxError, OSError)
 """What a person can mend: told in one line, without a traceback."""
 
 
@@ -31,29 +34,39 @@ def claim(folder: Path, experiment: Experiment) -> None:
     """Make the folder this experiment's, or check that it is. Raises ConfigError with every field that differs."""
     described = config.describe(experiment)
     path = folder / CONFIG
-    if path.exists():
-        try:
-            then = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{path}: not valid JSON ({error}); restore it, or choose another name") from error
-        if changed := config.differences(then, described, free=FREE):
-            listed = "\n  ".join(changed)
-            raise ConfigError(f"{folder} holds a run of another experiment; choose another name, or delete it. Changed:\n  {listed}")
+    then = _read_json(path, "restore it, or choose another name") if path.exists() else described
+    if changed := config.differences(then, described, free=FREE):
+        listed = "\n  ".join(changed)
+        raise ConfigError(f"{folder} holds a run of another experiment; choose another name, or delete it. Changed:\n  {listed}")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(described, indent=1), "utf-8")
+    _write_json(path, described)
 
 
 def read_score(path: Path) -> Score | None:
     """The score in a file, if it was measured."""
     if not path.exists():
         return None
-    return {name: (won, n) for name, (won, n) in json.loads(path.read_text("utf-8")).items()}
+    return {name: (won, n) for name, (won, n) in _read_json(path, "delete it to measure again").items()}
 
 
 def write_score(path: Path, score: Score) -> Score:
     """Keep a score in a file; returns it."""
-    path.write_text(json.dumps(score), "utf-8")
+    _write_json(path, score)
     return score
+
+
+def _read_json(path: Path, remedy: str) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); {remedy}") from error
+
+
+def _write_json(path: Path, value: object) -> None:
+    """Whole or not at all: what the file held before survives a full disk."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1), "utf-8")
+    os.replace(partial, path)
 
 
 @dataclass
@@ -72,6 +85,14 @@ def reported() -> Iterator[Status]:
     except KeyboardInterrupt:
         sys.stderr.write("stopped; the same command goes on from here" + "\n")
         status.code = 130
-    except ERRORS as error:
-        sys.stderr.write(f"error: {error}" + "\n")
+    except Exception as error:
+        causes = _causes(error)
+        if not all(isinstance(cause, ERRORS) for cause in causes):
+            raise
+        sys.stderr.write(f"error: {causes[0]}" + "\n")
         status.code = 1
+
+
+def _causes(error: Exception) -> list[Exception]:
+    """What went wrong: several things where tasks ran at the same time."""
+    return [cause for each in error.exceptions for cause in _causes(each)] if isinstance(error, ExceptionGroup) else [error]

@@ -66,19 +66,20 @@ async def train(experiment: Experiment) -> Path:
                 jobs = plan(tasks, experiment.rollout.group_size, seed=experiment.seed, step=step)
                 episodes = await collect(jobs, parts, settings_of(experiment.rollout), sink=store.add)
                 clock.lap("collect")
-                state, shape, learned, credit = learn(experiment, learner, state, policy.params, episodes, step, shape)
+                stepped, shape, learned, credit = learn(experiment, learner, state, policy.params, episodes, step, shape)
                 clock.lap("train")
                 credit_store.append(credit)
                 store.sync()
                 values |= summarise(episodes) | learned | clock.metrics(episodes)
                 metrics.write(step, values)
-                step += 1
+                state, step = stepped, step + 1
                 if step % experiment.checkpoint_every == 0:
                     checkpoints.save(step, state, {"shape": list(shape)})
                 progress.show(step, values)
         finally:
-            # Also on Ctrl-C: `state` is that of the last whole step.
-            checkpoints.save(step, state, {"shape": list(shape)})
+            # Also on Ctrl-C: `state` is that of the last whole step, unless a step that failed has used up its buffers.
+            if not state.updates.is_deleted():
+                checkpoints.save(step, state, {"shape": list(shape)})
 
         trained = Policy(policy.model, state.params, policy.tokenizer)
         engine.update(state.params, step)

@@ -23,6 +23,10 @@ from agentrl_jax.data.episode import Ending
 FILE = "metrics.jsonl"
 
 
+class MetricsError(ValueError):
+    """A line of a metrics file is not a record. The message names file and line."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """One row of the table. A name that ends in `/*` declares a family: its members are named by the data."""
@@ -115,9 +119,9 @@ def _parse(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             record = json.loads(line)
             record = {"step": int(record.pop("step")), **{str(k): float(v) for k, v in record.items()}}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not a metrics record ({error}); delete the line to read the rest") from error
+            raise MetricsError(f"{path}, line {number}: not a metrics record ({error}); delete the line to read the rest") from error
         if records and record["step"] <= records[-1]["step"]:
-            raise ValueError(f"{path}, line {number}: step {record['step']} after step {records[-1]['step']}; steps must increase")
+            raise MetricsError(f"{path}, line {number}: step {record['step']} after step {records[-1]['step']}; steps must increase")
         records.append(record)
         starts.append(starts[-1] + len(line))
     return records, starts
@@ -126,7 +130,7 @@ def _parse(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 def read(path: Path | str) -> list[dict[str, Any]]:
     """Records of a `metrics.jsonl`, or of the one in a run folder: `{"step": int, name: float, ...}`, in the order of the steps.
 
-    A last line that a crash cut off is ignored. Raises FileNotFoundError, and ValueError naming the line that is not a record.
+    A last line that a crash cut off is ignored. Raises FileNotFoundError, and MetricsError naming the line that is not a record.
     """
     path = Path(path)
     return _parse(path / FILE if path.is_dir() else path)[0]
