@@ -30,6 +30,7 @@ from agentrl_jax.data.episode import Author
 from agentrl_jax.data.store import read
 from agentrl_jax.kernels.reduce import token_weights
 from agentrl_jax.learner.update import token_logprobs_of
+from agentrl_jax.models.decoder import Params
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.report.load import EPISODES
 from agentrl_jax.report.metrics import columns
@@ -70,7 +71,7 @@ def gradient_share(base: Experiment, folder: Path) -> float:
 
     @jax.jit
     def norm(mask: Bool[Array, "B T"]) -> Float[Array, ""]:
-        def loss(params: optax.Params) -> Float[Array, ""]:
+        def loss(params: Params) -> Float[Array, ""]:
             logprob, _ = token_logprobs_of(policy.model, params, wide.tokens)
             return -jnp.sum(jnp.where(mask, weights * advantages * logprob, 0.0))
 

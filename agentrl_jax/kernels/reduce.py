@@ -41,7 +41,7 @@ def token_weights(
     episodes = jnp.maximum(jnp.sum(tokens_of_episode > 0), 1).astype(jnp.float32)
     if reduction == "token":
         return counted / jnp.maximum(jnp.sum(counted), 1.0)
-    if reduction == "constant":
+    if horizon is not None:
         return counted / (episodes * horizon)
     if reduction == "episode":
         return counted / (jnp.maximum(tokens_of_episode, 1.0) * episodes)[episode]
