@@ -5,13 +5,15 @@ Log-probs come from one code path (`token_logprobs_of`), for the gradient as for
 has a ratio of exactly 1.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.credit import AdvantageFn, Estimates
@@ -19,6 +21,7 @@ from agentrl_jax.data.batch import Batch, Tokens
 from agentrl_jax.kernels.logprob import token_logprobs
 from agentrl_jax.kernels.reduce import Reduction, token_weights
 from agentrl_jax.models.decoder import Decoder, ModelConfig, Params, unembed
+from agentrl_jax.models.sharding import ROWS, everywhere, rows_mesh
 from agentrl_jax.objective import LossFn, PolicyInputs
 
 LOGITS = 2048  # tokens whose logits exist at the same time
@@ -40,6 +43,7 @@ class Learner:
 
     reduction:  which tokens count the same, see `kernels.reduce.token_weights`
     accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient
+    mesh:       devices; each computes its share of the rows, whose number must be a multiple of `accumulate` times the devices
     """
 
     model: ModelConfig
@@ -48,16 +52,17 @@ class Learner:
     loss: LossFn
     reduction: Reduction = "token"
     accumulate: int = 1
+    mesh: Mesh = field(default_factory=partial(rows_mesh, 1))
 
     def init(self, params: Params) -> TrainState:
         """The state before the first update. The parameters are copied: updates donate their buffers."""
         params = jax.tree.map(jnp.copy, params)
-        return TrainState(params, self.optimizer.init(params), jnp.int32(0))
+        return jax.device_put(TrainState(params, self.optimizer.init(params), jnp.int32(0)), everywhere(self.mesh))
 
     @partial(jax.jit, static_argnums=0)
     def logprobs(self, params: Params, tokens: Tokens) -> Float[Array, "B T"]:
         """Log-prob of every token of `predict` under `params`, 0 elsewhere."""
-        return token_logprobs_of(self.model, params, tokens)[0]
+        return self._on_rows(lambda params, tokens: token_logprobs_of(self.model, params, tokens)[0], PartitionSpec(ROWS))(params, tokens)
 
     @partial(jax.jit, static_argnums=0)
     def credit(self, batch: Batch, estimates: Estimates) -> Float[Array, "B T"]:
@@ -82,16 +87,8 @@ class Learner:
         table = batch.episodes
         mask = tokens.mask & tokens.in_loss & table.in_loss[tokens.episode] & table.turn_in_loss[tokens.episode, tokens.turn]
         weights = token_weights(mask, tokens.episode, table.group, reduction=self.reduction)
-        pieces = jax.tree.map(lambda x: x.reshape(self.accumulate, -1, *x.shape[1:]), (tokens, advantages, reference, mask, weights))
-        gradient_of = jax.value_and_grad(partial(_weighted_loss, self), has_aux=True)
-
-        def add(total: Any, piece: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, gradient_of(state.params, *piece)), None
-
-        total = gradient_of(state.params, *jax.tree.map(lambda x: x[0], pieces))
-        if self.accumulate > 1:
-            total, _ = jax.lax.scan(add, total, jax.tree.map(lambda x: x[1:], pieces))
-        (loss, metrics), gradient = total
+        of_rows = self._on_rows(self._gradient, PartitionSpec())
+        (loss, metrics), gradient = of_rows(state.params, tokens, advantages, reference, mask, weights)
 
         norm = optax.tree.norm(gradient)
         change, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
@@ -105,6 +102,28 @@ class Learner:
             "tokens": jnp.sum(mask).astype(jnp.float32),
             "skipped": 1.0 - good.astype(jnp.float32),
         }
+
+    def _on_rows(self, function: Callable[..., Any], out: PartitionSpec) -> Callable[..., Any]:
+        """`function(params, *rows)` on every device's share of the rows."""
+
+        def split(params: Params, *rows: Any) -> Any:
+            specs = (PartitionSpec(), *[PartitionSpec(ROWS)] * len(rows))
+            return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)(params, *rows)
+
+        return split
+
+    def _gradient(self, params: Params, *rows: Any) -> Any:
+        """((loss, metrics), gradient), summed over the pieces of a device's rows and over the devices."""
+        pieces = jax.tree.map(lambda x: x.reshape(self.accumulate, -1, *x.shape[1:]), rows)
+        gradient_of = jax.value_and_grad(partial(_weighted_loss, self), has_aux=True)
+
+        def add(total: Any, piece: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, gradient_of(params, *piece)), None
+
+        total = gradient_of(params, *jax.tree.map(lambda x: x[0], pieces))
+        if self.accumulate > 1:
+            total, _ = jax.lax.scan(add, total, jax.tree.map(lambda x: x[1:], pieces))
+        return jax.lax.psum(total, ROWS)
 
 
 def _weighted_loss(

@@ -75,7 +75,7 @@ def test_greedy_tokens_are_those_of_transformers(golden):
 
     prompts = [row[mask.astype(bool)] for row, mask in zip(io["greedy/in/input_ids"], io["greedy/in/attention_mask"], strict=True)]
     for prompt, expected, margin in zip(prompts, io["greedy/out/new_tokens"], io["greedy/out/top2_margin"], strict=True):
-        cache = init_cache(config, 1, 32)
+        logits, cache = jnp.zeros(config.vocab_size), init_cache(config, 1, 32)
         for i, token in enumerate([*prompt, *expected]):
             new = i - len(prompt)
             if new >= 0 and margin[new] > 1e-4:

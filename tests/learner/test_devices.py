@@ -1,0 +1,37 @@
+"""One update over several devices is the same update."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from agentrl_jax import credit, objective
+from agentrl_jax.data.collate import collate
+from agentrl_jax.learner.update import Learner
+from agentrl_jax.models.decoder import ModelConfig, init_params
+from agentrl_jax.models.sharding import everywhere, rows_mesh
+from tests.data.strategies import make_episode
+
+MODEL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=32)
+EPISODES = [make_episode(f"e{i}", group=f"g{i % 2}", reward=float(i % 3 == 0), turns=1 + i % 3, seed=i) for i in range(6)]
+
+
+@pytest.mark.parametrize(("devices", "accumulate"), [(2, 1), (4, 1), (2, 2)])
+def test_devices_share_the_rows_of_one_update(devices, accumulate):
+    """Ragged shares: some devices have only rows of padding."""
+    one = Learner(MODEL, optax.sgd(1.0), credit.grpo, objective.ppo)
+    many = replace(one, mesh=rows_mesh(devices), accumulate=accumulate)
+    params = init_params(MODEL, jax.random.key(0))
+    host = collate(EPISODES, row_length=64, row_multiple=8, pack=False)[0]
+    found = []
+    for learner in (one, many):
+        batch = jax.device_put(host, everywhere(learner.mesh))
+        rows = jax.device_put(np.arange(8, dtype=np.int32), everywhere(learner.mesh))
+        state = learner.init(params)
+        with jax.transfer_guard("disallow"):
+            logprobs = learner.logprobs(state.params, batch.tokens)
+            advantages = learner.credit(batch, credit.Estimates())
+            found.append((logprobs, *learner.update(state, batch, advantages, None, rows)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *found)
