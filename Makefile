@@ -28,8 +28,8 @@ help:  ## list the targets
 train: $(VENV)/base  ## run an experiment: EXP=experiments/bugfix_grpo.py ARGS="optimizer.learning_rate=1e-3 advantage=my_rule.py:rule"
 	$(BIN)/python -m agentrl_jax.train $(EXP) $(ARGS)
 
-eval: $(VENV)/base  ## evaluate the policy of a run on held-out tasks: RUN=runs/NAME (default: the latest)
-	$(BIN)/python -m agentrl_jax.evaluate $(RUN) $(ARGS)
+eval: $(VENV)/base  ## evaluate the policy that an experiment's run ended with, on held-out tasks: EXP=experiments/bugfix_grpo.py
+	$(BIN)/python -m agentrl_jax.evaluate $(EXP) $(ARGS)
 
 report: $(VENV)/base  ## write a run's page, made to be opened in a browser: RUN=runs/NAME (default: the latest)
 	$(BIN)/python -m agentrl_jax.report $(RUN) $(ARGS)

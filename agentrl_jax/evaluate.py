@@ -1,15 +1,25 @@
-"""How good a fixed policy is, on tasks that it was never trained on."""
+"""How good a fixed policy is, on tasks that it was never trained on.
 
+    python -m agentrl_jax.evaluate experiments/bugfix_grpo.py [field=value ...]
+
+measures the policy that a finished run left in its folder; `policy=FOLDER` measures any other.
+"""
+
+import asyncio
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from agentrl_jax import config
 from agentrl_jax.chat.renderer import Renderer
 from agentrl_jax.config import Experiment, Rollout
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.inference.engine import Engine
 from agentrl_jax.models.policy import Policy
-from agentrl_jax.report.summary import wilson
+from agentrl_jax.report.score import Score, table
 from agentrl_jax.rollout.agent import Parts, RolloutLimits
 from agentrl_jax.rollout.collector import RolloutSettings, collect, plan
+from agentrl_jax.runs import reported
 from agentrl_jax.sandbox.protocol import Backend
 
 SPLITS = ("held_out", "held_out_functions")
@@ -46,10 +56,6 @@ def successes(episodes: Sequence[Episode]) -> tuple[int, int]:
     return sum(graded), len(graded)
 
 
-Score = dict[str, tuple[int, int]]
-"""(successes, episodes) by "split, sampled | greedy"."""
-
-
 async def score(experiment: Experiment, parts: Parts) -> Score:
     """Success on each split, sampled at the training temperature and greedy."""
     return {
@@ -59,14 +65,22 @@ async def score(experiment: Experiment, parts: Parts) -> Score:
     }
 
 
-def table(columns: dict[str, Score]) -> str:
-    """Success rates with 95 % Wilson intervals, a column for each policy."""
-    lines = [f"{'':34}" + "".join(f"{name:>26}" for name in columns)]
-    for row in next(iter(columns.values())):
-        cells = []
-        for found in columns.values():
-            won, n = found[row]
-            low, high = wilson(won, n)
-            cells.append(f"{won / max(n, 1):.3f} [{low:.3f}, {high:.3f}]")
-        lines.append(f"{row:34}" + "".join(f"{cell:>26}" for cell in cells))
-    return "\n".join(lines)
+async def _score_of(experiment: Experiment) -> Score:
+    policy = Policy.read(Path(experiment.policy or experiment.folder / "policy"))
+    async with experiment.sandbox() as backend, engine_of(experiment, policy) as engine:
+        return await score(experiment, parts_of(experiment, policy, backend, engine))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the success rates. Returns the exit status."""
+    if not arguments or arguments[0].startswith("-"):
+        print("usage: python -m agentrl_jax.evaluate EXPERIMENT.py [field=value ...]", file=sys.stderr)
+        return 2
+    with reported() as status:
+        experiment = config.override(config.load(arguments[0]), arguments[1:])
+        print(table({experiment.name: asyncio.run(_score_of(experiment))}))
+    return status.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

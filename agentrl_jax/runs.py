@@ -12,11 +12,11 @@ from typing import Any
 from agentrl_jax import config
 from agentrl_jax.config import ConfigError, Experiment
 from agentrl_jax.data.frames import StoreError
-from agentrl_jax.evaluate import Score
 from agentrl_jax.learner.checkpoint import CheckpointError
 from agentrl_jax.models.hf_config import PretrainedError
 from agentrl_jax.report.load import CONFIG
 from agentrl_jax.report.metrics import MetricsError
+from agentrl_jax.report.score import Score
 from agentrl_jax.rollout.collector import CollectError
 from agentrl_jax.sandbox.protocol import SandboxError
 

@@ -17,14 +17,15 @@ from agentrl_jax.config import Experiment
 from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.credits import CreditWriter
 from agentrl_jax.data.store import EpisodeWriter
-from agentrl_jax.evaluate import engine_of, parts_of, play, score, settings_of, table
+from agentrl_jax.evaluate import engine_of, parts_of, play, score, settings_of
 from agentrl_jax.learner.checkpoint import Checkpoints
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.prepare import first_policy
 from agentrl_jax.report import page
 from agentrl_jax.report.load import CREDITS, EPISODES, TOKENIZER
 from agentrl_jax.report.metrics import MetricsWriter
-from agentrl_jax.report.progress import Progress
+from agentrl_jax.report.progress import Progress, library_chatter_to
+from agentrl_jax.report.score import table
 from agentrl_jax.report.summary import summarise
 from agentrl_jax.rollout.collector import collect, plan
 from agentrl_jax.runs import AFTER, BEFORE, claim, read_score, reported, write_score
@@ -36,6 +37,7 @@ async def train(experiment: Experiment) -> Path:
     folder = experiment.folder
     claim(folder, experiment)
     async with AsyncExitStack() as stack:
+        stack.enter_context(library_chatter_to(folder / "train.log"))
         backend = await stack.enter_async_context(experiment.sandbox())
         policy = await first_policy(experiment, backend, folder)
         policy.tokenizer.save(folder / TOKENIZER)

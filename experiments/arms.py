@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from agentrl_jax.config import Experiment
-from agentrl_jax.evaluate import Score
+from agentrl_jax.report.score import Score
 from agentrl_jax.report.summary import wilson
 from agentrl_jax.runs import AFTER, BEFORE, read_score
 from agentrl_jax.train import train

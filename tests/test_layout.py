@@ -14,8 +14,9 @@ FLOORS = [
     ["config"],
     ["inference", "learner"],
     ["rollout", "replay"],
+    ["runs"],
     ["evaluate"],
-    ["prepare", "step", "runs"],
+    ["prepare", "step"],
     ["train"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
