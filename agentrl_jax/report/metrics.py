@@ -8,7 +8,9 @@ Steps increase strictly, so a resumed run cuts the file at its first step and go
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +18,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] - made when it is imported
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 from agentrl_jax.data.episode import Ending
 
@@ -24,7 +28,7 @@ FILE = "metrics.jsonl"
 
 
 class MetricsError(ValueError):
-    """A line of a metrics file is not a record. The message names file and line."""
+    """A metrics file cannot be read or written. The message names the file, and the line where one is no record."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +164,17 @@ class MetricsWriter:
         kept = sum(record["step"] < start for record in records)
         self._last = records[kept - 1]["step"] if kept else -1
         os.truncate(path, starts[kept])
-        self._file = path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=start)
+        self._path, self._file = path, path.open("a", encoding="utf-8")
+        board = path.parent / "tensorboard"
+        board.mkdir(exist_ok=True)
+        # Not a SummaryWriter: its thread dies of a full disk, and then whoever writes waits for ever.
+        self._board = EventsWriter(str(board / "events"), f".{start}")
+        self._board.write_event(Event(wall_time=time.time(), step=start, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write the one record of a step; it is on the disk when this returns.
 
-        Raises KeyError for an undeclared name and ValueError for a step that is not after the last one.
+        Raises KeyError for an undeclared name, ValueError for a step that is not after the last one, MetricsError where the disk is full.
         """
         if step <= self._last:
             raise ValueError(f"metrics of step {step} after those of step {self._last}; a step has one record")
@@ -174,17 +182,24 @@ class MetricsWriter:
             metric(name)
         values = {name: float(value) for name, value in values.items()}
         record = {"step": step, **{name: json_number(value) for name, value in values.items()}}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
-        self._board.flush()
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        try:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._board.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+            self._board.flush()
+        except OSError as error:
+            raise MetricsError(
+                f"{self._path}: the metrics of step {step} cannot be written: {error.strerror}; make room on the disk"
+            ) from error
         self._last = step
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        # What did not fit has been told by `write`.
+        for file in (self._file, self._board):
+            with suppress(OSError):
+                file.close()
 
     def __enter__(self) -> "MetricsWriter":
         return self
