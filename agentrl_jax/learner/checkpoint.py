@@ -1,11 +1,15 @@
 """Checkpoints of a run: everything that the next step depends on, by Orbax, each one whole or absent."""
 
+import json
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+
+SUMS = "crc32.json"  # in the folder of a checkpoint, of every other file in it
 
 
 class CheckpointError(Exception):
@@ -17,7 +21,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = folder.absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False, create=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=False, create=True, cleanup_tmp_directories=True
+        )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
 
     def __enter__(self) -> "Checkpoints":
@@ -41,6 +47,8 @@ class Checkpoints:
         try:
             saved = {"meta": meta, "layout": _layout(state)}
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(saved)))
+            folder = self._folder / str(step)
+            (folder / SUMS).write_text(json.dumps(_sums(folder)))
         except Exception as error:
             raise CheckpointError(
                 f"{self._folder / str(step)}: cannot write the checkpoint: {_first_line(error)}; free some space"
@@ -54,6 +62,7 @@ class Checkpoints:
         step = self.latest
         if step is None:
             raise CheckpointError(f"{self._folder}: no checkpoint")
+        self._check(step)
         record = self._read(step, record=ocp.args.JsonRestore())["record"]
         wanted = _layout(like)
         for name in sorted(wanted.keys() | record["layout"].keys()):
@@ -65,18 +74,39 @@ class Checkpoints:
         template = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         return step, self._read(step, state=ocp.args.StandardRestore(template))["state"], record["meta"]
 
+    def _check(self, step: int) -> None:
+        """Before Orbax reads it: damage makes Orbax print a page of tracebacks for each array, and a flipped bit it may not see at all."""
+        folder = self._folder / str(step)
+        if not (folder / SUMS).exists():
+            return  # the process ended just before it was written
+        try:
+            now, then = _sums(folder), json.loads((folder / SUMS).read_text())
+        except (OSError, ValueError) as error:
+            raise self._unreadable(step, error) from error
+        for name in then:
+            if now.get(name) != then[name]:
+                raise self._unreadable(step, ValueError(f"{name} is {'damaged' if name in now else 'missing'}"))
+
     def _read(self, step: int, **items: Any) -> Any:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
-            others = sorted(s for s in self._manager.all_steps() if s != step)
-            fix = f"move it away to go on from step {others[-1]}" if others else "move it away to start again from the warm start"
-            raise CheckpointError(f"{self._folder / str(step)}: cannot read the checkpoint: {_first_line(error)}; {fix}") from error
+            raise self._unreadable(step, error) from error
+
+    def _unreadable(self, step: int, error: Exception) -> CheckpointError:
+        others = sorted(s for s in self._manager.all_steps() if s != step)
+        fix = f"move it away to go on from step {others[-1]}" if others else "move it away to start again from the warm start"
+        return CheckpointError(f"{self._folder / str(step)}: cannot read the checkpoint: {_first_line(error)}; {fix}")
 
 
 def _layout(state: Any) -> dict[str, str]:
     """Name and shape of every array of the state."""
     return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _sums(folder: Path) -> dict[str, int]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SUMS]
+    return {str(path.relative_to(folder)): zlib.crc32(path.read_bytes()) for path in files}
 
 
 def _first_line(error: Exception) -> str:

@@ -59,3 +59,29 @@ def test_no_checkpoint(tmp_path):
         assert checkpoints.latest is None
         with pytest.raises(CheckpointError, match="no checkpoint"):
             checkpoints.restore(state_after(0))
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1], None], ids=["bit", "cut", "gone"]
+)
+def test_damage_of_any_file_is_noticed(tmp_path, spoil):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state_after(1), {})
+        saved = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
+        assert len(saved) > 3
+        for file in saved:
+            if data := file.read_bytes():
+                file.write_bytes(spoil(data)) if spoil else file.unlink()
+                # Of the sums themselves only a missing file is not damage: nothing can tell it from a process that ended before.
+                if spoil or file.name != "crc32.json":
+                    with pytest.raises(CheckpointError, match=r"/1: cannot read the checkpoint: .*start again from the warm start"):
+                        checkpoints.restore(state_after(0))
+                file.write_bytes(data)
+        checkpoints.restore(state_after(0))
+
+
+def test_what_a_killed_save_left_is_cleared(tmp_path):
+    (tmp_path / "7.orbax-checkpoint-tmp").mkdir(parents=True)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state_after(1), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
