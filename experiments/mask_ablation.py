@@ -119,9 +119,8 @@ def main(arguments: list[str]) -> int:
     for name, folders in arms.items():
         print(table(name, folders))
     shares = [gradient_share(base, folder) for folder in arms["with the mask"]]
-    print(
-        f"share of the gradient on tokens the policy did not write: min {min(shares):.2f}  median {median(shares):.2f}  max {max(shares):.2f}"
-    )
+    spread = f"min {min(shares):.2f}  median {median(shares):.2f}  max {max(shares):.2f}"
+    print(f"share of the gradient on tokens that the policy did not write: {spread}")
     for name, folders in arms.items():
         start = median(tool_likelihood(base, folder, base.folder / "warmstart") for folder in folders)
         after = median(tool_likelihood(base, folder, folder / "policy") for folder in folders)

@@ -2,8 +2,8 @@
 
     python -m experiments.shuffled_control [seeds] [field=value ...]
 
-All start from the warm start of the main run. Prints success before and after for each seed. Exits with 1 unless every seed of the main run gains at least 0.30 and doubles, and
-every shuffled one gains at most 0.05.
+All start from the warm start of the main run. Prints success before and after for each seed. Exits with 1 unless every seed of the
+main run gains at least 0.30 and doubles, and every shuffled one gains at most 0.05.
 """
 
 import sys
