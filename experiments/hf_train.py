@@ -14,7 +14,9 @@ import time
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
+logging.disable_progress_bar()
 folder, batches, learning_rate = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
 optimizer = torch.optim.AdamW(model.parameters(), lr=float(learning_rate), betas=(0.9, 0.95), weight_decay=0.0, fused=True)

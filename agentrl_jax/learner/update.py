@@ -92,7 +92,8 @@ class Learner:
 
         norm = optax.tree.norm(gradient)
         change, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-        stepped = TrainState(optax.apply_updates(state.params, change), opt_state, state.updates + 1)
+        params: Any = optax.apply_updates(state.params, change)
+        stepped = TrainState(params, opt_state, state.updates + 1)
         good = jnp.any(mask) & jnp.isfinite(norm)
         state = jax.tree.map(lambda new, old: jnp.where(good, new, old), stepped, state)
         return state, metrics | {

@@ -188,7 +188,8 @@ def init_cache(config: ModelConfig, batch: int, length: int) -> Cache:
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Random weights."""
     tokens = jnp.zeros((1, 1), jnp.int32)
-    return Decoder(config).init(key, tokens, tokens, tokens)["params"]
+    variables: Any = Decoder(config).init(key, tokens, tokens, tokens)
+    return variables["params"]
 
 
 def unembed(params: Params) -> Float[jax.Array, "V D"]:

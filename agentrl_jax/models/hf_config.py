@@ -131,8 +131,8 @@ def _rope(path: Path, fields: dict[str, Any]) -> Rope:
     for name in _ROPE_FIELDS[kind]:
         if not isinstance(rope.get(name), int | float):
             raise PretrainedError(f"{path}: rope_type {kind} needs a number {name}, got {rope.get(name)!r}")
-    original = rope.get("original_max_position_embeddings") or fields.get("max_position_embeddings")
-    if kind == "yarn" and original is None:
+    original = rope.get("original_max_position_embeddings") or fields.get("max_position_embeddings") or 0
+    if kind == "yarn" and not original:
         raise PretrainedError(f"{path}: rope_type yarn needs original_max_position_embeddings")
     options = {name: rope[name] for name in _options(kind) if rope.get(name) is not None}
     theta = rope.get("rope_theta", fields.get("rope_theta", 10000.0))

@@ -48,7 +48,7 @@ class Chat:
 def read(folder: Path) -> tuple[ModelConfig, Params]:
     """Shape and f32 weights of the model in `folder`. Raises PretrainedError."""
     config = parse_config(folder / "config.json")
-    expected = flatten_dict(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
+    expected: dict[Any, Any] = flatten_dict(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
     names, loaded = tensor_names(config), {}
     with ExitStack() as stack:
         tensors = _open(folder, stack)
@@ -84,7 +84,7 @@ def write(folder: Path, config: ModelConfig, params: Params, chat: Chat) -> None
     partial.mkdir(parents=True)
     for name, text in _texts(config, chat).items():
         (partial / name).write_text(text, "utf-8")
-    weights = flatten_dict(jax.device_get(params))
+    weights: dict[Any, Any] = flatten_dict(jax.device_get(params))
     tensors = {
         name: np.ascontiguousarray(weights[path].T if _is_turned(path) else weights[path]) for name, path in tensor_names(config).items()
     }
