@@ -95,7 +95,7 @@ class Engine:
         await self._runner.warm_up(Rows.idle(len(self._slots.all), MAX_STOP_IDS))
 
     def update(self, params: Params, version: int) -> None:
-        """Swap the weights; call it on the event loop. `params` are copied, so that the trainer may donate its own.
+        """Swap the weights; call it on the event loop. `params` may be sharded; they are copied, so that the trainer may donate its own.
 
         The tokens of the call in flight belong to the old version. All caches become invalid: running requests are prefilled anew
         and go on under the new weights.
@@ -126,7 +126,7 @@ class Engine:
         request = self._slots.release(session)
         if request is not None:
             self._complete(request, "abort")
-        if not self._slots.held:
+        if not self._slots.sessions:
             # Nothing worth keeping: begin with a short cache again.
             self._runner.drop()
 
@@ -153,7 +153,7 @@ class Engine:
                 patience, self._patience = self._patience, 0.0
                 await asyncio.sleep(patience)
                 continue
-            begin = time.perf_counter()
+            programs, begin = self.stats.programs, time.perf_counter()
             try:
                 await (self._prefill(pending) if pending else self._decode(active))
             except Exception as error:
@@ -162,7 +162,8 @@ class Engine:
                 for request in self._slots.requests():
                     self._fail(request, f"{type(error).__name__}: {error}")
                 self._reset()
-            self._patience = time.perf_counter() - begin
+            compiled = self.stats.programs > programs
+            self._patience = 0.0 if compiled else time.perf_counter() - begin
         for request in [*self._waiting, *self._slots.requests()]:
             self._fail(request, "the engine was closed")
 

@@ -60,6 +60,7 @@ class Runner:
         self.chunks = [prefill_size // 16, prefill_size // 4]
         self._config, self._decoder = config, Decoder(config)
         self._slots, self._steps, self._prefill_size = slots, steps, prefill_size
+        self._device = jax.local_devices()[0]
         self._thread = ThreadPoolExecutor(1, "engine")
         self._cache: Cache | None = None
         self._generation = 0
@@ -78,8 +79,9 @@ class Runner:
         return self._cache is not None
 
     def load(self, params: Params) -> None:
-        """Take a copy of the weights, so that the trainer may donate its own; the cache made with the old ones is dropped."""
-        self._params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+        """Take a copy of the weights, whole, on the first device of this process; the cache made with the old ones is dropped."""
+        # Not device_put(may_alias=False): of an array on several devices that still gives a view.
+        self._params = jax.tree.map(lambda x: jnp.array(x, copy=True), jax.device_put(params, self._device))
         self.drop()
 
     def drop(self) -> None:
@@ -134,7 +136,8 @@ class Runner:
 
     def _fit(self, cache: Cache | None, length: int) -> list[tuple[jax.Array, jax.Array]]:
         if cache is None:
-            return init_cache(self._config, self._slots, length)
+            # Put where the weights are: an array that could be anywhere would make a second program of every one.
+            return jax.device_put(init_cache(self._config, self._slots, length), self._device)
         current = cache[0][0].shape[2]
         if current >= length:
             return cache

@@ -111,11 +111,6 @@ class Slots:
         return len(self._held)
 
     @property
-    def held(self) -> bool:
-        """Some session has a slot."""
-        return bool(self._held)
-
-    @property
     def available(self) -> bool:
         """Some slot has no request: it is free, or its session is idle."""
         return len(self.active) < len(self.all)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from agentrl_jax.inference import decode
@@ -67,6 +68,7 @@ def alone(params: Params) -> list[Completion]:
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(crowd=st.integers(0, 7), before=st.integers(0, 7), delay=st.floats(0, 0.05), steps=st.sampled_from([3, 8]), seed=st.integers(0, 99))
 def test_neighbours_slot_timing_and_split_into_calls_change_no_bit(
@@ -95,6 +97,7 @@ async def test_the_length_of_the_cache_changes_no_bit(params: Params, alone: lis
         await long
 
 
+@pytest.mark.slow
 async def test_a_lost_slot_costs_time_and_at_most_rounding(params: Params):
     async def run(slots: int) -> list[list[Completion]]:
         async with new(params, slots=slots) as engine:
@@ -141,11 +144,19 @@ async def test_an_update_in_flight_splits_the_completion_by_version(params: Para
         np.testing.assert_allclose(done.logprobs[mine], expected[mine], atol=1e-4)
 
 
-async def test_the_weights_are_copied(params: Params):
-    mine = jax.tree.map(lambda x: x.copy(), params)
-    async with new(mine) as engine:
-        jax.tree.map(lambda x: x.delete(), mine)  # as donation does
-        assert len((await engine.generate(ids(5), Sampling(3, seed=0), session="a")).tokens) == 3
+@pytest.mark.parametrize("sharding", [PartitionSpec(), PartitionSpec(None, "data")])
+async def test_weights_are_copied_from_wherever_they_are(params: Params, alone: list[Completion], sharding: PartitionSpec):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+    def place(x: jax.Array) -> jax.Array:
+        whole = x.ndim == 1 or x.shape[1] % 4
+        return jax.device_put(x.copy(), NamedSharding(mesh, PartitionSpec() if whole else sharding))
+
+    on_mesh = jax.tree.map(place, params)
+    async with new(on_mesh) as engine:
+        jax.tree.map(lambda x: x.delete(), on_mesh)  # as donation does
+        for done, expected in zip(await turns(engine, "a"), alone, strict=True):
+            assert_same(done, expected)
 
 
 async def test_nan_weights_fail_requests_and_leave_nothing_behind(params: Params, alone: list[Completion]):
@@ -229,6 +240,7 @@ async def test_bad_requests_are_refused(engine: Engine, prompt: NDArray[np.int32
         await engine.generate(prompt, Sampling(5, seed=0, stop=stop), session="a")
 
 
+@pytest.mark.slow
 async def test_the_number_of_programs_is_bounded(params: Params, compilations: Callable[[], int]):
     async with new(params, slots=6) as engine:
         await engine.warm_up()

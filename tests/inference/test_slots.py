@@ -77,7 +77,7 @@ def test_released_slots_are_free_and_remember_nothing(loop):
     assert slots.admit(running)
     assert slots.release("a") is running
     assert slots.release("a") is None
-    assert not slots.held
+    assert slots.sessions == 0
     slots.finish(running)
     again = request(loop, "a", [1, 2, 3, 9, 1])
     assert slots.admit(again)
