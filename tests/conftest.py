@@ -28,8 +28,10 @@ from tests import typecheck
 
 jaxtyping.install_import_hook("agentrl_jax", f"{typecheck.__name__}.check")
 
-# Strict promotion is for our code; optax raises a Python float to an int32 count.
-optax.tree.bias_correction = jax.numpy_dtype_promotion("standard")(optax.tree.bias_correction)
+# Strict promotion is for our code; optax mixes Python floats with an int32 count.
+_standard, _cosine = jax.numpy_dtype_promotion("standard"), optax.cosine_decay_schedule
+optax.tree.bias_correction = _standard(optax.tree.bias_correction)
+optax.cosine_decay_schedule = lambda *args: _standard(_cosine(*args))
 
 # The first example of a property may compile: time limits on examples would only make tests flaky. CI draws the same ones each time.
 _RELAXED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "derandomize": "CI" in os.environ}
@@ -105,3 +107,14 @@ def chromium() -> str:
     path = find_chromium()
     assert path is not None
     return path
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run of the tiny experiment, never stopped. Tests that use it are marked `real("bwrap")`; none may change it."""
+    from tests import launch
+
+    root = tmp_path_factory.mktemp("finished")
+    ended = launch.train(root)
+    assert ended.code == 0, ended.err
+    return root / "tiny"

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from agentrl_jax.sandbox.box import pack
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.protocol import Backend, Limits, Sandbox, SandboxError
+from tests.processes import descendants, until_gone
 
 COUNTER = b"i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.01; done"
 AWKWARD = """
@@ -147,33 +147,11 @@ async def test_cancelling_at_any_moment_leaves_a_usable_box(backend: Backend, de
         assert (await box.exec(["cat", "a"])).output == b"1"
 
 
-def descendants(process: int) -> set[int]:
-    """Processes below this one. Those of a box are, whatever namespaces they are in."""
-    try:
-        text = "".join(Path(f"/proc/{process}/task/{thread}/children").read_text() for thread in os.listdir(f"/proc/{process}/task"))
-    except OSError:
-        return set()
-    children = {int(child) for child in text.split()}
-    return children.union(*map(descendants, children))
-
-
 def command_line(process: int) -> bytes:
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def alive(processes: set[int]) -> set[int]:
-    return {process for process in processes if Path(f"/proc/{process}").exists()}
-
-
-def until_gone(processes: set[int]) -> set[int]:
-    """Those of the processes that are still there after some seconds."""
-    deadline = time.monotonic() + 5
-    while alive(processes) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return alive(processes)
 
 
 @pytest.mark.real("bwrap")

@@ -1,0 +1,166 @@
+"""One step of learning, on made-up episodes."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax import credit, objective
+from agentrl_jax.config import Limits
+from agentrl_jax.data.collate import Shape
+from agentrl_jax.data.episode import Ending
+from agentrl_jax.inference.runner import Stats
+from agentrl_jax.learner.update import Learner
+from agentrl_jax.models.decoder import ModelConfig, init_params
+from agentrl_jax.report import metrics
+from agentrl_jax.step import Clock, degenerate, first_shape, learn, learner_of
+from tests import tiny
+from tests.data.strategies import make_episode
+
+MODEL = ModelConfig(vocab_size=64, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64)
+SMALL = Shape(4, 64, 32, 8, 4)
+experiment = replace(tiny.experiment, row_length=64, rollout=replace(tiny.experiment.rollout, context=64), advantage=credit.grpo)
+
+
+def collected(n=6, *, step=0, turns=2, **options):
+    """Episodes of two groups, of alternating success."""
+    return [
+        make_episode(f"{step}-{i}", group=f"g{i % 2}", reward=float(i % 4 < 2), turns=turns, step=step, seed=100 * step + i, **options)
+        for i in range(n)
+    ]
+
+
+def start(of=experiment):
+    learner, params = learner_of(of, MODEL), init_params(MODEL, jax.random.key(0))
+    return learner, learner.init(params), params
+
+
+def learned(episodes, of=experiment, *, step=0, shape=SMALL):
+    learner, state, params = start(of)
+    return learn(of, learner, state, params, episodes, step, shape)
+
+
+def assert_same_bits(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_every_metric_is_declared_and_finite():
+    state, _, values, _ = learned(collected())
+    for name, value in values.items():
+        metrics.metric(name)
+        assert np.isfinite(value), name
+    assert state.updates == experiment.optimizer.minibatches
+    assert values["train/skipped"] == 0
+    assert values["train/logprob_difference_max"] >= values["train/logprob_difference"] > 0
+
+
+def test_credit_comes_back_by_episode_and_segment():
+    lost = make_episode("lost", group="g0", reward=None, ending=Ending.SANDBOX_FAILED)
+    episodes = [*collected(turns=3, segments=2), lost]
+    _, _, _, found = learned(episodes)
+    assert sorted(found) == sorted(episode.id for episode in episodes[:-1])
+    for episode in episodes[:-1]:
+        for segment, advantages in zip(episode.segments, found[episode.id], strict=True):
+            assert advantages.shape == segment.tokens.shape
+            assert (np.sign(advantages) == np.where(segment.mask, 2 * episode.reward - 1, 0)).all()
+
+
+def test_the_same_step_is_the_same_update_and_another_deals_its_minibatches_anew():
+    episodes = collected(8)
+    assert_same_bits(learned(episodes)[0], learned(episodes)[0])
+    with pytest.raises(AssertionError):
+        assert_same_bits(learned(episodes)[0], learned(episodes, step=1)[0])
+
+
+def test_a_step_without_a_usable_episode_changes_nothing():
+    lost = [make_episode(f"e{i}", reward=None, ending=Ending.INFERENCE_FAILED, seed=i) for i in range(4)]
+    state, _, values, found = learned(lost)
+    assert_same_bits(state, start()[1])
+    assert values["train/skipped"] == 1
+    assert found == {}
+
+
+def test_episodes_at_a_limit_leave_the_loss_where_the_experiment_drops_them():
+    limited = [replace(episode, ending=Ending.TURN_LIMIT) for episode in collected(2, step=9)]
+    dropping = replace(experiment, limits=Limits(handling="drop"))
+    whole, fewer = (learned([*collected(), *limited], of)[2]["train/tokens"] for of in (experiment, dropping))
+    assert fewer == learned(collected())[2]["train/tokens"] < whole
+
+
+def test_the_reference_is_the_policy_that_the_run_started_from():
+    of = replace(experiment, reference=True, loss=partial(objective.ppo, kl=0.1))
+    learner, state, params = start(of)
+    divergences = []
+    for step in range(2):
+        state, _, values, _ = learn(of, learner, state, params, collected(step=step), step, SMALL)
+        divergences.append(values["train/kl_reference"])
+    assert 0 <= divergences[0] < divergences[1]
+
+
+def test_a_run_compiles_a_bounded_number_of_programs():
+    """Sizes go up and down; only a step that fits no earlier shape makes a new program."""
+    learner, state, params = start(replace(experiment, loss=partial(objective.ppo, clip_low=0.15)))
+    before, shape, shapes = Learner.update._cache_size(), Shape(), []
+    for step, (n, turns) in enumerate([(3, 1), (2, 1), (9, 3), (4, 2), (12, 3), (1, 1), (9, 3)]):
+        state, shape, _, _ = learn(experiment, learner, state, params, collected(n, step=step, turns=turns), step, shape)
+        shapes.append(shape)
+    assert Learner.update._cache_size() - before == len(set(shapes)) == 2
+
+
+def test_the_first_shape_holds_what_its_docstring_says():
+    shape = first_shape(tiny.experiment)
+    assert shape == Shape(rows=2, length=256, predict=96, episodes=4, turns=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"rewrite": lambda batch, logprobs: replace(batch, tokens=replace(batch.tokens, logprob=np.zeros((4, 64), np.float32)))},
+            "host-to-device",
+        ),
+        ({"loss": lambda inputs: objective.PerToken(inputs.new * float(jnp.sum(inputs.new)))}, "concrete value"),
+        (
+            {"advantage": lambda batch, estimates: credit.Credit(batch.tokens.logprob * np.asarray(batch.tokens.logprob))},
+            "numpy.ndarray conversion",
+        ),
+    ],
+    ids=["rewrite", "loss", "advantage"],
+)
+def test_what_goes_over_the_host_fails(change, message):
+    """And nothing is lost: the state can still be saved."""
+    of = replace(experiment, **change)
+    learner, state, params = start(of)
+    with pytest.raises(Exception, match=message):
+        learn(of, learner, state, params, collected(), 0, SMALL)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_groups_that_teach_nothing():
+    even = [make_episode(f"a{i}", group="a", reward=1.0) for i in range(3)]
+    uneven = [make_episode(f"b{i}", group="b", reward=float(i)) for i in range(2)]
+    spoilt = [make_episode("c0", group="c", reward=1.0), make_episode("c1", group="c", reward=None, ending=Ending.SANDBOX_FAILED)]
+    assert degenerate([*even, *uneven]) == 1 / 2
+    assert degenerate([*even, *uneven, *spoilt]) == 2 / 3
+    assert degenerate([]) == 0
+
+
+def test_the_clock_accounts_for_the_whole_step():
+    engine = Stats()
+    clock = Clock(engine)
+    clock.lap("evaluate")
+    engine.seconds += 1e-9  # of the collection
+    clock.lap("collect")
+    engine.seconds += 1e9  # of something else
+    clock.lap("train")
+    values = clock.metrics(collected())
+    for name, value in values.items():
+        metrics.metric(name)
+        assert value >= 0
+    assert values["time/generate"] == pytest.approx(1e-9)
+    assert {name for name in values if name.startswith("time/")} == {
+        f"time/{x}" for x in ("evaluate", "generate", "sandbox", "train", "rest")
+    }
