@@ -1,3 +1,13 @@
+"""Teach a small policy to mend bugs by group-relative policy gradient. The main run.
+
+    make train
+
+Hardware: 2 CPU cores, 1.6 GB of memory. Time: about 10 minutes, of which the warm start takes 4.
+
+Expected, on held-out tasks sampled at temperature 1: success from 0.25 to about 0.6 (see README for what was measured). On functions
+that no training task has: 0, before and after; the policy gets to know twenty functions, not Python.
+"""
+
 from functools import partial
 
 from agentrl_jax import credit, objective
@@ -11,7 +21,7 @@ experiment = Experiment(
     expert=expert,
     advantage=credit.grpo,
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
-    reference=True,
+    reference=True,  # without the KL, calls begin to lose their form after a dozen steps
     optimizer=Optimizer(learning_rate=5e-4),
     steps=40,
 )
