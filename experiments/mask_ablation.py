@@ -42,8 +42,9 @@ from experiments.bugfix_grpo import experiment
 @jax.jit
 def everything(tokens: Tokens) -> Tokens:
     """The same tokens with all that follows a segment's first sampled token in mask, loss and `predict`."""
-    sampled = jnp.cumsum(tokens.mask, axis=1)
-    before_segment = jax.lax.cummax(jnp.where(tokens.position == 0, sampled - tokens.mask, 0), axis=1)
+    mask = tokens.mask.astype(jnp.int32)
+    sampled = jnp.cumsum(mask, axis=1)
+    before_segment = jax.lax.cummax(jnp.where(tokens.position == 0, sampled - mask, 0), axis=1)
     after = (tokens.segment > 0) & (sampled > before_segment)
     predict = jnp.broadcast_to(jnp.arange(after.shape[1], dtype=jnp.int32), after.shape)
     return replace(tokens, mask=after, in_loss=after, predict=predict)
