@@ -1,5 +1,6 @@
 """The folder of a run: whose it is, what it was made by, and how errors of a command are told to people."""
 
+import errno
 import json
 import os
 import sys
@@ -26,8 +27,9 @@ BEFORE, AFTER = "before.json", "after.json"
 FREE = ("name", "root", "checkpoint_every", "evaluate", "rollout.slots", "rollout.retries")
 """What may change when a run is resumed."""
 
-ERRORS = (ConfigError, StoreError, CheckpointError, MetricsError, PretrainedError, CollectError, SandboxError, OSError)
-"""What a person can mend: told in one line, without a traceback."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+ERRORS = (ConfigError, StoreError, CheckpointError, MetricsError, PretrainedError, CollectError, SandboxError)
+"""What a person can mend: told in one line, without a traceback. So is trouble with a file or a full disk."""
 
 
 def claim(folder: Path, experiment: Experiment) -> None:
@@ -87,10 +89,15 @@ def reported() -> Iterator[Status]:
         status.code = 130
     except Exception as error:
         causes = _causes(error)
-        if not all(isinstance(cause, ERRORS) for cause in causes):
+        if not all(map(_mendable, causes)):
             raise
         sys.stderr.write(f"error: {causes[0]}" + "\n")
         status.code = 1
+
+
+def _mendable(error: Exception) -> bool:
+    of_a_file = isinstance(error, OSError) and (error.filename is not None or error.errno in DISK)
+    return of_a_file or isinstance(error, ERRORS)
 
 
 def _causes(error: Exception) -> list[Exception]:

@@ -45,6 +45,7 @@ def train(root: Path, *overrides: str, stop: str = "", send: signal.Signals | No
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=Path(__file__).parent.parent,
         env=_ENVIRONMENT | {"TINY_STOP": stop},
         start_new_session=True,
     )

@@ -62,7 +62,8 @@ def told(capsys, error):
 
 def test_errors_that_people_can_mend_are_one_line(capsys):
     assert told(capsys, ConfigError("steps must be int")) == (1, "error: steps must be int\n")
-    assert told(capsys, OSError(28, "No space left on device", "a")) == (1, "error: [Errno 28] No space left on device: 'a'\n")
+    assert told(capsys, OSError(28, "No space left on device")) == (1, "error: [Errno 28] No space left on device\n")
+    assert told(capsys, PermissionError(13, "Permission denied", "a")) == (1, "error: [Errno 13] Permission denied: 'a'\n")
 
 
 def test_those_of_tasks_that_ran_together_too(capsys):
@@ -74,7 +75,14 @@ def test_ctrl_c_is_one_line(capsys):
     assert told(capsys, KeyboardInterrupt()) == (130, "stopped; the same command goes on from here\n")
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("bug"), ExceptionGroup("tasks", [StoreError("full"), ZeroDivisionError("bug")])])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError("bug"),
+        ProcessLookupError(3, "No such process"),
+        ExceptionGroup("tasks", [StoreError("full"), ZeroDivisionError("bug")]),
+    ],
+)
 def test_mistakes_in_the_code_keep_their_traceback(error):
     with pytest.raises(type(error)), reported():
         raise error

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.data.credits import read_credits
-from agentrl_jax.data.episode import Author
+from agentrl_jax.data.episode import Author, Ending
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.report import metrics
 from agentrl_jax.report.load import CREDITS
@@ -63,6 +63,18 @@ def test_the_trained_policy_and_its_scores_are_left_in_the_folder(finished: Path
             [f"{split}, {way}" for split in ("held_out", "held_out_functions") for way in ("sampled", "greedy")], (0, 1)
         )
     assert (finished / "report.html").stat().st_size > 10_000
+
+
+def test_boxes_that_die_cost_a_second_try_and_change_nothing(tmp_path: Path, finished: Path):
+    ended = launch.train(tmp_path, stop="lose,2")
+    assert ended.code == 0, ended.err
+    episodes = launch.collected(tmp_path / "tiny")
+    spoilt = [episode for episode in episodes if episode.ending is Ending.SANDBOX_FAILED]
+    assert spoilt
+    assert all(episode.step == 2 and episode.outcome is None for episode in spoilt)
+    tried_again = {f"{episode.id}~1" for episode in spoilt}
+    assert {episode.id for episode in episodes if episode.counters.get("retries")} == tried_again
+    assert (tmp_path / "tiny/policy/model.safetensors").read_bytes() == (finished / "policy/model.safetensors").read_bytes()
 
 
 def test_a_rule_of_ones_own_needs_five_lines(tmp_path: Path, finished: Path):

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 
 import jax.numpy as jnp
 
@@ -17,14 +18,16 @@ from agentrl_jax.credit import Credit, on_tokens
 from agentrl_jax.envs.bugfix import BugFix
 from agentrl_jax.envs.expert import expert
 from agentrl_jax.models.decoder import ModelConfig
+from tests.processes import descendants
 
 GROUPS = 2
 STOPPING = "stopping here"
+lost = list[int]()  # processes of boxes that were killed
 MODEL = ModelConfig(vocab_size=400, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64)
 
 
 class Stoppable(BugFix):
-    """Level 0, and at the first task of a step: interrupted before the collection, or waiting or out of disk in the middle of it."""
+    """Level 0, and at the first task of a step: interrupted before the collection, or waiting, out of disk or robbed of its boxes in it."""
 
     def task(self, seed, split="train"):
         if stops("interrupt", seed, split):
@@ -36,6 +39,11 @@ class Stoppable(BugFix):
         if stops("wait", int(seed), split):
             sys.stderr.write(f"{STOPPING}\n")
             await asyncio.Event().wait()
+        if stops("lose", int(seed), split) and not lost:
+            lost.extend(descendants(os.getpid()))
+            for process in lost:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
         if stops("full", int(seed), split):
             # No file of this process can grow any more: what a full disk does, without filling one.
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
