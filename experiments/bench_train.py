@@ -37,7 +37,7 @@ from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.update import Learner, TrainState
 from agentrl_jax.models import pretrained
 from agentrl_jax.models.decoder import ModelConfig, Params, init_params
-from agentrl_jax.models.sharding import everywhere, rows_mesh, split_cpu
+from agentrl_jax.models.sharding import rows_mesh, split_cpu
 
 CONFIG = ModelConfig(vocab_size=512, hidden_size=128, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, intermediate_size=256)
 ROW = 512
@@ -86,9 +86,8 @@ def our_side(params: Params, batches: dict[str, Batch]) -> Callable[[str], Measu
     settings = Optimizer(learning_rate=LEARNING_RATE, decay="constant", clip=1.0)
     learner = Learner(CONFIG, make_optimizer(settings, 1), credit.grpo, objective.supervised, mesh=rows_mesh())
     state: TrainState = learner.init(params)
-    placed = jax.device_put(batches, everywhere(learner.mesh))
     parts = {name: (np.zeros(b.tokens.ids.shape, np.float32), np.arange(len(b.tokens.ids), dtype=np.int32)) for name, b in batches.items()}
-    parts = jax.device_put(parts, everywhere(learner.mesh))
+    placed, parts = learner.place((batches, parts))
 
     def step(name: str) -> Measured:
         nonlocal state

@@ -57,7 +57,11 @@ class Learner:
     def init(self, params: Params) -> TrainState:
         """The state before the first update. The parameters are copied: updates donate their buffers."""
         params = jax.tree.map(jnp.copy, params)
-        return jax.device_put(TrainState(params, self.optimizer.init(params), jnp.int32(0)), everywhere(self.mesh))
+        return self.place(TrainState(params, self.optimizer.init(params), jnp.int32(0)))
+
+    def place(self, tree: Any) -> Any:
+        """Copies of all arrays on all devices: what the other methods take, the rows of batches included."""
+        return jax.device_put(tree, everywhere(self.mesh))
 
     @partial(jax.jit, static_argnums=0)
     def logprobs(self, params: Params, tokens: Tokens) -> Float[Array, "B T"]:

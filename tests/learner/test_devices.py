@@ -11,7 +11,7 @@ from agentrl_jax import credit, objective
 from agentrl_jax.data.collate import collate
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, init_params
-from agentrl_jax.models.sharding import everywhere, rows_mesh
+from agentrl_jax.models.sharding import rows_mesh
 from tests.data.strategies import make_episode
 
 MODEL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=32)
@@ -27,8 +27,7 @@ def test_devices_share_the_rows_of_one_update(devices, accumulate):
     host = collate(EPISODES, row_length=64, row_multiple=8, pack=False)[0]
     found = []
     for learner in (one, many):
-        batch = jax.device_put(host, everywhere(learner.mesh))
-        rows = jax.device_put(np.arange(8, dtype=np.int32), everywhere(learner.mesh))
+        batch, rows = learner.place((host, np.arange(8, dtype=np.int32)))
         state = learner.init(params)
         with jax.transfer_guard("disallow"):
             logprobs = learner.logprobs(state.params, batch.tokens)

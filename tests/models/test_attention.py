@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
@@ -60,9 +60,10 @@ def test_large_scores_do_not_overflow():
     assert all(jnp.isfinite(x).all() for x in (out, *back(d_out)))
 
 
-@settings(max_examples=20)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_segment_starts_are_where_the_number_changes(lengths):
-    segments = np.repeat(np.arange(len(lengths)) + 1, lengths).astype(np.int32)
+    lengths = [*lengths, 30 - sum(lengths)]  # padding, perhaps none; one shape compiles once
+    numbers = [*range(1, len(lengths)), 0]
     starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-    np.testing.assert_array_equal(segment_starts(jnp.asarray(segments)[None])[0], starts)
+    segments = jnp.asarray(np.repeat(numbers, lengths).astype(np.int32))
+    np.testing.assert_array_equal(segment_starts(segments[None])[0], starts)

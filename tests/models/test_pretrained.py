@@ -24,7 +24,7 @@ CONFIG = ModelConfig(vocab_size=600, hidden_size=32, num_layers=2, num_heads=4, 
 
 
 def chat() -> pretrained.Chat:
-    source = tokenizer.train(["read the file, then run the tests"], 300)._source
+    source = tokenizer.train(["read the file, then run the tests"], 300).text
     return pretrained.Chat(source, "{{ messages }}", end="<|im_end|>", padding="<|endoftext|>", context_limit=512)
 
 
