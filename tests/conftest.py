@@ -5,11 +5,15 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would every process that they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
