@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-# A shell that starts tests in the background has them ignore Ctrl-C, and so would every process that they start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parent.parent / ".cache" / "jax")
@@ -29,6 +26,9 @@ import jaxtyping
 import optax
 
 from tests import typecheck
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would every process that they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jaxtyping.install_import_hook("agentrl_jax", f"{typecheck.__name__}.check")
 
