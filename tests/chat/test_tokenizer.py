@@ -60,7 +60,7 @@ def test_code_is_split_at_words_digits_and_escapes():
 
 
 def test_training_is_deterministic():
-    files = {tokenizer.train(TEXTS, 320, SCAFFOLD)._source for _ in range(3)}
+    files = {tokenizer.train(TEXTS, 320, SCAFFOLD).text for _ in range(3)}
     assert len(files) == 1
 
 
@@ -77,7 +77,7 @@ def test_too_small_a_vocabulary_is_refused():
 
 def test_a_file_without_the_markup_is_refused():
     with pytest.raises(ValueError, match=r"no token for <\|endoftext\|>"):
-        ChatTokenizer(json.dumps(json.loads(TOKENIZER._source) | {"added_tokens": []}))
+        ChatTokenizer(json.dumps(json.loads(TOKENIZER.text) | {"added_tokens": []}))
 
 
 def test_unknown_added_token():

@@ -4,6 +4,7 @@ Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
 import base64
+import fcntl
 import json
 import os
 import subprocess
@@ -119,17 +120,15 @@ def browser(executable: str, profile: Path) -> Iterator[Tab]:
     """Start a browser with a fresh profile and yield its one tab."""
     (command_read, command_write), (answer_read, answer_write) = os.pipe(), os.pipe()
 
-    def wire() -> None:
-        # Copies first: a pipe end may itself sit on 3 or 4.
-        ends = os.dup(command_read), os.dup(answer_write)
-        os.dup2(ends[0], 3)
-        os.dup2(ends[1], 4)
-
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen([executable, *options], stdout=quiet, stderr=quiet, close_fds=False, preexec_fn=wire)  # noqa: PLW1509
-    os.close(command_read)
-    os.close(answer_write)
+    # The shell puts the pipes where the browser looks for them, so that this process, threads and all, need not run code in a fork.
+    # Copies at 10 and above: a pipe end may itself sit on 3 or 4.
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (command_read, answer_write)]
+    wired = ["bash", "-c", f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}', "bash", executable, *options]
+    process = subprocess.Popen(wired, stdout=quiet, stderr=quiet, pass_fds=ends)
+    for end in (command_read, answer_write, *ends):
+        os.close(end)
     try:
         yield Tab(command_write, answer_read)
     finally:
