@@ -43,7 +43,7 @@ ablation: $(VENV)/dev  ## what the observation mask is worth: the same run with 
 control: $(VENV)/base  ## rewards shuffled among episodes: nothing may be learnt
 	$(BIN)/python -m experiments.shuffled_control $(ARGS)
 
-smoke: $(VENV)/base  ## a whole training run in under two minutes, failing where success does not rise
+smoke: $(VENV)/base  ## every part of a run in under two minutes, failing where a check of it does not hold
 	$(BIN)/python -m experiments.smoke $(ARGS)
 
 bench: $(VENV)/bench  ## speed of the parts, and of PyTorch doing the same (Python 3.11)

