@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from agentrl_jax.config import Experiment
 from agentrl_jax.credit import Estimates
 from agentrl_jax.data.batch import Tokens
-from agentrl_jax.data.collate import Shape, collate, minibatch_rows, to_device, unpack
+from agentrl_jax.data.collate import Shape, collate, minibatch_rows, unpack
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.inference.runner import Stats
 from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.update import Learner, TrainState
 from agentrl_jax.models.decoder import ModelConfig, Params
+from agentrl_jax.models.sharding import rows_mesh
 
 CreditOf = dict[str, tuple[NDArray[np.float32], ...]]
 """Advantage of every token, by episode and segment."""
@@ -33,6 +34,7 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
         experiment.loss,
         experiment.reduction,
         settings.accumulate,
+        rows_mesh(),
     )
 
 
@@ -56,11 +58,11 @@ def learn(
         row_length=experiment.row_length,
         limits=experiment.limits.handling,
         dropped_in_stats=experiment.limits.dropped_in_stats,
-        row_multiple=settings.minibatches * settings.accumulate,
+        row_multiple=settings.minibatches * settings.accumulate * learner.mesh.size,
         at_least=shape,
     )
     parts = minibatch_rows(host, settings.minibatches, seed=(experiment.seed << 24) + step)
-    batch, rows = to_device(host), jax.device_put(list(parts))
+    batch, rows = learner.place((host, list(parts)))
     with jax.transfer_guard("disallow"):
         proximal = learner.logprobs(state.params, batch.tokens)
         differences = difference(proximal, batch.tokens)

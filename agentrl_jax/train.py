@@ -20,6 +20,7 @@ from agentrl_jax.data.store import EpisodeWriter
 from agentrl_jax.evaluate import engine_of, parts_of, play, score, settings_of
 from agentrl_jax.learner.checkpoint import Checkpoints
 from agentrl_jax.models.policy import Policy
+from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.prepare import first_policy
 from agentrl_jax.report import page
 from agentrl_jax.report.load import CREDITS, EPISODES, TOKENIZER
@@ -43,6 +44,7 @@ async def train(experiment: Experiment) -> Path:
         policy.tokenizer.save(folder / TOKENIZER)
         learner = learner_of(experiment, policy.model)
         state, step, shape = learner.init(policy.params), 0, first_shape(experiment)
+        start = learner.place(policy.params)
         checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints"))
         if checkpoints.latest is not None:
             step, state, meta = checkpoints.restore(state)
@@ -68,7 +70,7 @@ async def train(experiment: Experiment) -> Path:
                 jobs = plan(tasks, experiment.rollout.group_size, seed=experiment.seed, step=step)
                 episodes = await collect(jobs, parts, settings_of(experiment.rollout), sink=store.add)
                 clock.lap("collect")
-                stepped, shape, learned, credit = learn(experiment, learner, state, policy.params, episodes, step, shape)
+                stepped, shape, learned, credit = learn(experiment, learner, state, start, episodes, step, shape)
                 clock.lap("train")
                 credit_store.append(credit)
                 store.sync()
@@ -103,6 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         print("usage: python -m agentrl_jax.train EXPERIMENT.py [field=value ...]", file=sys.stderr)
         return 2
+    split_cpu()
     with reported() as status:
         asyncio.run(train(config.override(config.load(arguments[0]), arguments[1:])))
     return status.code

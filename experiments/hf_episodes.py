@@ -8,12 +8,13 @@ python experiments/hf_episodes.py MODEL_FOLDER
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 
-def generate(model: torch.nn.Module, contexts: list[list[int]], action: int, *, sample: bool) -> list[list[int]]:
+def generate(model: Any, contexts: list[list[int]], action: int, *, sample: bool) -> list[list[int]]:
     """`action` new ids for every context, in one call."""
     longest = max(map(len, contexts))
     ids = torch.tensor([[0] * (longest - len(c)) + c for c in contexts])
@@ -24,7 +25,7 @@ def generate(model: torch.nn.Module, contexts: list[list[int]], action: int, *, 
     return out[:, longest:].tolist()
 
 
-def play(model: torch.nn.Module, texts: list[list[list[int]]], action: int) -> None:
+def play(model: Any, texts: list[list[list[int]]], action: int) -> None:
     contexts: list[list[int]] = [[] for _ in texts]
     for turn in range(len(texts[0])):
         contexts = [context + row[turn] for context, row in zip(contexts, texts, strict=True)]

@@ -32,6 +32,7 @@ from agentrl_jax.kernels.reduce import token_weights
 from agentrl_jax.learner.update import token_logprobs_of
 from agentrl_jax.models.decoder import Params
 from agentrl_jax.models.policy import Policy
+from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.report.load import EPISODES
 from agentrl_jax.report.metrics import columns
 from agentrl_jax.report.metrics import read as read_metrics
@@ -111,6 +112,7 @@ def plot(arms: dict[str, list[Path]], target: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    split_cpu()
     seeds = range(int(arguments[0]) if arguments else 3)
     base = override(experiment, arguments[1:])
     arms = {

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from agentrl_jax.config import override
 from agentrl_jax.data.batch import Batch, Tokens
+from agentrl_jax.models.sharding import split_cpu
 from experiments.arms import BAR, arm, gain, run, scores, table
 from experiments.bugfix_grpo import experiment
 
@@ -36,6 +37,7 @@ def shuffle(batch: Batch, logprobs: Callable[[Tokens], Float[Array, "B T"]]) -> 
 
 
 def main(arguments: list[str]) -> int:
+    split_cpu()
     seeds = range(int(arguments[0]) if arguments else 5)
     base = override(experiment, arguments[1:])
     trained = [run(arm(base, "seed", seed)) for seed in seeds]

@@ -11,6 +11,7 @@ import sys
 from agentrl_jax.config import override
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.data.store import read
+from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.report.load import EPISODES
 from agentrl_jax.report.metrics import read as read_metrics
 from agentrl_jax.runs import reported
@@ -19,6 +20,7 @@ from experiments.bugfix_smoke import experiment
 
 
 def main(arguments: list[str]) -> int:
+    split_cpu()
     with reported() as status:
         smoke = override(experiment, arguments)
         shutil.rmtree(smoke.folder, ignore_errors=True)

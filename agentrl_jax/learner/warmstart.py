@@ -1,18 +1,19 @@
 """Supervised learning on somebody else's episodes, by the same update that reinforcement learning uses."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax import credit, objective
 from agentrl_jax.config import Optimizer, WarmStart
-from agentrl_jax.data.collate import collate, to_device
+from agentrl_jax.data.collate import collate
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, Params
+from agentrl_jax.models.sharding import rows_mesh
 
 
 def imitate(
@@ -29,11 +30,11 @@ def imitate(
 
     progress: called now and then with the updates done and the latest mean negative log-likelihood, nats per token
     """
+    mesh = rows_mesh(math.gcd(settings.rows, jax.device_count()))
     schedule = Optimizer(learning_rate=settings.learning_rate, decay="cosine", warmup=settings.warmup, weight_decay=0.01)
-    learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised)
+    learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, mesh=mesh)
     host, _ = collate(episodes, row_length=row_length)
-    batch = to_device(host)
-    none = jnp.zeros(batch.tokens.ids.shape)
+    batch, none = learner.place((host, np.zeros(host.tokens.ids.shape, np.float32)))
     state = learner.init(params)
     rng = np.random.default_rng(seed)
     rows = np.flatnonzero(np.asarray(host.tokens.mask).any(1)).astype(np.int32)
@@ -42,7 +43,7 @@ def imitate(
         while len(waiting) < settings.rows:
             waiting = np.concatenate([waiting, rng.permutation(rows)])
         drawn, waiting = waiting[: settings.rows], waiting[settings.rows :]
-        state, metrics = learner.update(state, batch, none, None, jax.device_put(drawn))
+        state, metrics = learner.update(state, batch, none, None, learner.place(drawn))
         if done % 10 == 0 or done == settings.updates:
             progress(done, float(metrics["loss"]))
     return state.params

@@ -1,0 +1,137 @@
+"""Check every case of a golden folder against this package, in float64.
+
+    python tests/golden/run.py FOLDER [FUNCTION ...]
+
+FOLDER holds `manifest.json` and one `.npz` per family. Prints passed, failed and unsupported per function; exits with 1 on a failure.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_platforms", "cpu")
+
+from tests.golden import adapters  # noqa: F401
+from tests.golden.adapter import ADAPTERS, UNSUPPORTED, Case
+
+TOLERANCE = {"float64": (1e-7, 1e-9), "float32 inside": (2e-5, 1e-6)}
+"""Kind of arithmetic that made a case -> (relative, absolute) tolerance."""
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """All cases with a function; the models' family has none."""
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    for family in manifest["families"]:
+        if not str(family.get("file", "")).endswith(".npz"):
+            continue
+        with np.load(folder / family["file"], allow_pickle=False) as arrays:
+            for case in family["cases"]:
+                inputs: dict[str, Any] = {name: wide(arrays[f"{case['id']}/in/{name}"]) for name in case["inputs"]}
+                inputs |= dict.fromkeys(case.get("null_inputs", ()))
+                outputs: dict[str, Any] = {name: arrays[f"{case['id']}/out/{name}"] for name in case["outputs"]}
+                outputs |= {name: number(value) for name, value in case["out_scalars"].items()}
+                precision = "float64" if case["precision"].startswith("float64") else "float32 inside"
+                yield Case(
+                    case["id"], case["fn"], case["params"], inputs, outputs, case["compare"], precision, case.get("raises") or None
+                )
+
+
+def wide(x: Any) -> Any:
+    """Floats in float64, integers in int64, as the references saw them."""
+    kinds = {"f": np.float64, "i": np.int64, "u": np.int64}
+    return x.astype(kinds[x.dtype.kind]) if x.dtype.kind in kinds else x
+
+
+def number(value: Any) -> Any:
+    """A stored scalar; "nan" and the infinities are strings."""
+    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else value
+
+
+def check(case: Case) -> list[str]:
+    """What differs. Raises KeyError where there is no adapter."""
+    adapter = ADAPTERS[case.function]
+    skip = {output for (name, output) in UNSUPPORTED if name in (case.function, case.id)}
+    wanted = {name: value for name, value in case.outputs.items() if name not in skip}
+    gradients = {name for name in wanted if name.startswith("grad")}
+    found = dict(adapter.call(case.inputs, case.params)) if wanted.keys() - gradients or not gradients else {}
+    for name in gradients:
+        found[name] = gradient(case, name)
+    return [f"{name}: {trouble}" for name, value in wanted.items() if (trouble := differs(case, found, name, value))]
+
+
+def gradient(case: Case, name: str) -> Any:
+    """The stored gradient `name`, computed by us."""
+    adapter = ADAPTERS[case.function]
+    values = [output for output in case.outputs if not output.startswith("grad")]
+    target, output = adapter.gradients.get(name, (name.removeprefix("grad_"), "loss" if "loss" in values else values[0]))
+
+    def total(x: Any) -> Any:
+        out = adapter.call(case.inputs | {target: x}, case.params)[output]
+        weight = case.inputs.get("weight")
+        return jax.numpy.sum(out if weight is None else weight * out)
+
+    return jax.grad(total)(case.inputs[target])
+
+
+def differs(case: Case, found: dict[str, Any], name: str, value: Any) -> str | None:
+    """One line about an output that is not what the case stores."""
+    if name not in found:
+        return "not given by the adapter"
+    got, want = np.asarray(found[name]), np.asarray(value)
+    if got.shape != want.shape:
+        return f"shape {got.shape}, stored {want.shape}"
+    if want.dtype.kind in "US":
+        return None if (got == want).all() else f"{got.tolist()}, stored {want.tolist()}"
+    mask = next((m for key, m in case.inputs.items() if key.endswith("mask") and m is not None and m.shape == want.shape), None)
+    if case.compare == "mask" and mask is not None:
+        got, want = got[mask != 0], want[mask != 0]
+    relative, absolute = TOLERANCE[case.precision]
+    finite = np.isfinite(want.astype(float))
+    scale = np.abs(want[finite].astype(float)).max(initial=0.0)
+    if np.allclose(got.astype(float), want.astype(float), rtol=relative, atol=absolute + relative * scale, equal_nan=True):
+        return None
+    return f"largest difference {np.nanmax(np.abs(got.astype(float) - want.astype(float)), initial=0.0):.3g} of {scale:.3g}"
+
+
+def main(arguments: list[str]) -> int:
+    folder, *only = arguments
+    counts: dict[str, list[int]] = {}
+    failures = []
+    for case in cases(Path(folder)):
+        if only and not any(case.function.startswith(name) for name in only):
+            continue
+        row = counts.setdefault(case.function, [0, 0, 0])
+        if any((name, "*") in UNSUPPORTED for name in (case.function, case.id)):
+            row[2] += 1
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                trouble = check(case)
+            if case.raises:
+                trouble = [f"the reference raises {case.raises}"]
+        except Exception as error:
+            trouble = [] if case.raises and isinstance(error, ValueError) else [f"{type(error).__name__}: {str(error)[:200]}"]
+        row[1 if trouble else 0] += 1
+        failures += [f"{case.id}  {line}" for line in trouble]
+    print(f"{'function':44}{'passed':>8}{'failed':>8}{'unsupported':>13}")
+    for function, row in counts.items():
+        print(f"{function:44}{row[0]:>8}{row[1]:>8}{row[2]:>13}")
+    print(f"{'all':44}" + "".join(f"{sum(column):>{width}}" for column, width in zip(zip(*counts.values(), strict=True), (8, 8, 13), strict=True)))
+    for (name, output), reason in UNSUPPORTED.items():
+        print(f"unsupported  {name}{'' if output == '*' else ' ' + output}: {reason}")
+    print("\n".join(failures))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
