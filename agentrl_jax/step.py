@@ -48,7 +48,7 @@ def first_shape(experiment: Experiment) -> Shape:
 def learn(
     experiment: Experiment, learner: Learner, state: TrainState, start: Params, episodes: Sequence[Episode], step: int, shape: Shape
 ) -> tuple[TrainState, Shape, dict[str, float], CreditOf]:
-    """All updates of one step. `start` are the weights that the run started from; `shape` is the largest batch so far.
+    """All updates of one step. `start` are the weights that the run started from, placed by the learner; `shape` is the largest batch so far.
 
     Between the two transfers, of the batch to the device and of the metrics back, nothing crosses.
     """

@@ -12,7 +12,7 @@ that no training task has: 0, before and after; the policy gets to know twenty f
 from functools import partial
 
 from agentrl_jax import credit, objective
-from agentrl_jax.config import Experiment, Optimizer
+from agentrl_jax.config import Evaluate, Experiment, Optimizer
 from agentrl_jax.envs.bugfix import BugFix
 from agentrl_jax.envs.expert import expert
 
@@ -24,5 +24,6 @@ experiment = Experiment(
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
     reference=True,  # without the KL, calls begin to lose their form after a dozen steps
     optimizer=Optimizer(learning_rate=5e-4),
-    steps=40,
+    evaluate=Evaluate(every=20, final=200),
+    steps=80,
 )

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float
 from agentrl_jax.config import Experiment, override
 from agentrl_jax.credit import Estimates
 from agentrl_jax.data.batch import Batch, Tokens
-from agentrl_jax.data.collate import collate, to_device
+from agentrl_jax.data.collate import collate
 from agentrl_jax.data.episode import Author
 from agentrl_jax.data.store import read
 from agentrl_jax.kernels.reduce import token_weights
@@ -66,7 +66,7 @@ def gradient_share(base: Experiment, folder: Path) -> float:
     """Of the first step's gradient without the mask: norm of the part on tokens the policy did not write, over the sum of both norms."""
     policy = Policy.read(base.folder / "warmstart")
     first = list(islice((e for e in read(folder / EPISODES) if e.step == 0), base.rollout.groups * base.rollout.group_size))
-    batch = to_device(collate(first, row_length=base.row_length)[0])
+    batch = jax.device_put(collate(first, row_length=base.row_length)[0])
     wide = Batch(everything(batch.tokens), batch.episodes)
     advantages = base.advantage(wide, Estimates()).advantages
     weights = token_weights(wide.tokens.mask, wide.tokens.episode, wide.episodes.group)
@@ -93,7 +93,7 @@ def tool_likelihood(base: Experiment, folder: Path, model: Path) -> float:
     for row, segment in enumerate(segment for episode in first if episode.usable for segment in episode.segments):
         written = np.concatenate([np.full(len(span.tokens), span.author) for span in segment.spans])
         author[row, : len(written)] = written
-    tokens = everything(to_device(host).tokens)
+    tokens = everything(jax.device_put(host).tokens)
     logprob = np.asarray(jax.jit(partial(token_logprobs_of, policy.model))(policy.params, tokens)[0])
     return float(logprob[(author == Author.ENVIRONMENT) & np.asarray(tokens.mask)].mean())
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from agentrl_jax.config import load
-from agentrl_jax.data.collate import Shape, collate, to_device, unpack
+from agentrl_jax.data.collate import Shape, collate, unpack
 from agentrl_jax.models.decoder import init_params
 from agentrl_jax.step import learn, learner_of
 from experiments import arms
@@ -27,7 +27,7 @@ LARGEST = Shape(rows=16, length=64, predict=64, episodes=8, turns=4)
 
 def device_batch(episodes, shape=LARGEST):
     host, packing = collate(episodes, row_length=64, at_least=shape)
-    return to_device(host), packing
+    return jax.device_put(host), packing
 
 
 def untouched(before, after, *, but):

@@ -35,7 +35,7 @@ def collected(n=6, *, step=0, turns=2, **options):
 
 def start(of=experiment):
     learner, params = learner_of(of, MODEL), init_params(MODEL, jax.random.key(0))
-    return learner, learner.init(params), params
+    return learner, learner.init(params), learner.place(params)
 
 
 def learned(episodes, of=experiment, *, step=0, shape=SMALL):

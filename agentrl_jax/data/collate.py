@@ -1,6 +1,6 @@
-"""The only door between host and device: episodes in, a `Batch` of bucketed shapes out, then one explicit transfer.
+"""The only door between host and device: episodes in, a `Batch` of bucketed shapes out, made for one `jax.device_put`.
 
-Everything up to `to_device` is numpy and depends on its arguments alone. Packing moves segments, never tokens within one, and never
+All here is numpy and depends on its arguments alone. Packing moves segments, never tokens within one, and never
 touches the table, so what an episode is credited with cannot depend on who shares its row.
 """
 
@@ -8,9 +8,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +17,6 @@ from agentrl_jax.data.batch import Batch, Episodes, Tokens
 from agentrl_jax.data.episode import Author, Episode, Span
 
 Limits = Literal["score", "drop"]
-_Tree = TypeVar("_Tree")
 
 # 1, 2, 3, 4, 6, 8, 12, ...: two shapes per doubling, at most half of an axis is padding's fault.
 LADDER = tuple(sorted([2**k for k in range(25)] + [3 * 2**k for k in range(24)]))
@@ -155,22 +153,6 @@ def minibatch_rows(batch: Batch, n: int, *, seed: int) -> NDArray[np.int32]:
     return rng.permuted(by_size.reshape(-1, n), axis=1).T.astype(np.int32)
 
 
-def minibatches(batch: Batch, n: int, *, seed: int) -> list[Batch]:
-    """The minibatches of `minibatch_rows`; all share the whole table. For credit that walks tokens, compute it before splitting."""
-    return [Batch(take_rows(batch.tokens, rows), batch.episodes) for rows in minibatch_rows(batch, n, seed=seed)]
-
-
-def take_rows(tree: _Tree, rows: NDArray[np.int32]) -> _Tree:
-    """The given rows of every array [B, ...] of a pytree."""
-    return jax.tree.map(lambda x: x[rows], tree)
-
-
-def to_device(batch: Batch, *, rows: jax.sharding.Sharding | None = None, table: jax.sharding.Sharding | None = None) -> Batch:
-    """The one transfer: token rows by the sharding `rows`, the table by `table`; None is the default device."""
-    tokens, episodes = jax.device_put((batch.tokens, batch.episodes), (rows, table))
-    return Batch(tokens, episodes)
-
-
 def _first_fit(length: NDArray[np.int32], order: Sequence[int], t: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Row and start column of each segment: in this order, each goes into the first row with room."""
     row, start = np.zeros_like(length), np.zeros_like(length)
@@ -276,7 +258,7 @@ def _components(episode: Episode, names: Sequence[str]) -> list[float]:
     return [given[name] for name in names]
 
 
-# The arrays of a `Batch` are declared as JAX's and are numpy's until `to_device`: hence Any.
+# The arrays of a `Batch` are declared as JAX's and are numpy's until they are put on a device: hence Any.
 
 
 def _laid(values: NDArray[Any], place: NDArray[Any], shape: tuple[int, int], fill: int = 0) -> Any:

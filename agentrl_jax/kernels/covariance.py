@@ -86,5 +86,6 @@ def kl_cov(
         >>> top = most_covariant(covariance(logprob, advantage, mask), mask, share(mask, 2e-4))  # doctest: +SKIP
         >>> loss = kl_cov(log_ratio, advantage, top)  # doctest: +SKIP
     """
-    penalty = jnp.where(pulled, coefficient * jnp.abs(log_ratio), 0.0)
+    absolute = jax.lax.stop_gradient(jnp.sign(log_ratio)) * log_ratio  # the gradient of jnp.abs is 1 at 0, where on policy all tokens are
+    penalty = jnp.where(pulled, coefficient * absolute, 0.0)
     return penalty - advantage * jnp.exp(log_ratio)

@@ -71,9 +71,10 @@ def kl(
 def penalised(
     reward: Float[Array, "*S"], estimate: Float[Array, "*S"], mask: Bool[Array, "*S"], coefficient: float | Float[Array, ""]
 ) -> Float[Array, "*S"]:
-    """KL in the reward: `reward - coefficient * estimate` at the tokens of `mask`, `reward` elsewhere (https://arxiv.org/abs/1909.08593, Eq. 2).
+    """KL in the reward: `reward - coefficient * estimate` at the tokens of `mask`, `reward` elsewhere.
 
-    No gradient flows through it: a reward is a number. Rewards on tokens outside `mask` stay where they are.
+    Source: https://arxiv.org/abs/1909.08593, Eq. 2. No gradient flows through it: a reward is a number. Rewards on tokens outside
+    `mask` stay where they are.
     """
     return reward - coefficient * jax.lax.stop_gradient(jnp.where(mask, estimate, 0.0))
 

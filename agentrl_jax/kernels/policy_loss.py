@@ -92,6 +92,12 @@ def dual_clipped(log_ratio: Float[Array, "*S"], advantage: Float[Array, "*S"], *
     return (jnp.exp(log_ratio) > dual_clip) & (advantage < 0)
 
 
+def outside(log_ratio: Float[Array, "*S"], *, min_ratio: float, max_ratio: float) -> Bool[Array, "*S"]:
+    """Where the ratio is below `min_ratio` or above `max_ratio`: the weight of `cispo` is clipped there."""
+    ratio = jnp.exp(log_ratio)
+    return (ratio < min_ratio) | (ratio > max_ratio)
+
+
 def decoupled_ppo(
     log_ratio: Float[Array, "*S"],
     advantage: Float[Array, "*S"],
@@ -143,8 +149,8 @@ def cispo(
     ratio = jnp.exp(log_ratio)
     weight = jnp.clip(ratio, min_ratio, max_ratio)
     if drop_clipped:
-        outside = ((ratio > max_ratio) & (advantage > 0)) | ((ratio < min_ratio) & (advantage < 0))
-        weight = jnp.where(outside, 0.0, weight)
+        dropped = ((ratio > max_ratio) & (advantage > 0)) | ((ratio < min_ratio) & (advantage < 0))
+        weight = jnp.where(dropped, 0.0, weight)
     return reinforce(logprob, advantage, weight=weight)
 
 

@@ -1,8 +1,22 @@
-"""The one recurrence that returns and advantages are made of, in logarithmic depth instead of a loop over time."""
+"""The linear recurrence that returns and advantages are made of, in logarithmic depth instead of a loop over time.
+
+Time is the last axis of every array. `keep` marks the positions that are steps; the others are passed over.
+"""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
+
+Factor = float | Float[Array, ""] | Float[Array, "*#B #T"]
+"""A number for all steps, or one for each row or each step."""
+
+Cut = Bool[Array, "*B"] | Bool[Array, "*B T"]
+BehindCut = Float[Array, "*B"] | Float[Array, "*B T"]
+
+
+def filled(x: Factor, like: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
+    """A factor as a whole array."""
+    return jnp.broadcast_to(jnp.asarray(x, like.dtype), like.shape)
 
 
 def discounted_sum(x: Float[Array, "*B T"], decay: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
@@ -17,3 +31,72 @@ def discounted_sum(x: Float[Array, "*B T"], decay: Float[Array, "*B T"]) -> Floa
         return earlier[0] + earlier[1] * later[0], earlier[1] * later[1]
 
     return jax.lax.associative_scan(join, (x, jnp.broadcast_to(decay, x.shape)), reverse=True, axis=x.ndim - 1)[0]
+
+
+def windowed_sum(x: Float[Array, "*B T"], decay: Float[Array, "*B T"], n: int) -> tuple[Float[Array, "*B T"], Float[Array, "*B T"]]:
+    """The same recurrence over `n` steps: `x[t] + decay[t] x[t+1] + ...` (n terms), and the product of the n decays.
+
+    Behind the end x is 0 and decay 1. The cost grows with log n.
+    """
+
+    def behind(part: tuple[Float[Array, "*B T"], Float[Array, "*B T"]], shift: int) -> tuple[Float[Array, "*B T"], Float[Array, "*B T"]]:
+        pad = [(0, 0)] * (x.ndim - 1) + [(0, shift)]
+        sums, product = (jnp.pad(a, pad, constant_values=fill)[..., shift:] for a, fill in zip(part, (0, 1), strict=True))
+        return sums, product
+
+    def join(
+        first: tuple[Float[Array, "*B T"], Float[Array, "*B T"]], then: tuple[Float[Array, "*B T"], Float[Array, "*B T"]]
+    ) -> tuple[Float[Array, "*B T"], Float[Array, "*B T"]]:
+        return first[0] + first[1] * then[0], first[1] * then[1]
+
+    if n < 1:
+        raise ValueError(f"a window of {n} steps")
+    n = min(n, x.shape[-1])
+    done, width = (jnp.zeros_like(x), jnp.ones_like(x)), 0
+    block, size = (x, decay), 1
+    while True:
+        if n & size:
+            done, width = join(done, behind(block, width)), width + size
+        if width == n:
+            return done
+        block, size = join(block, behind(block, size)), 2 * size
+
+
+def shifted(x: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
+    """`x[t + 1]`, 0 at the last position."""
+    return jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], -1)
+
+
+def following(x: Float[Array, "*B T"], keep: Bool[Array, "*B T"]) -> Float[Array, "*B T"]:
+    """`x` at the next kept position behind t, 0 where there is none. What is not kept may hold anything."""
+    return shifted(discounted_sum(jnp.where(keep, x, 0.0), jnp.where(keep, 0.0, 1.0).astype(x.dtype)))
+
+
+def cuts(truncated: Cut | None, bootstrap_value: BehindCut | None, like: Float[Array, "*B T"]) -> tuple[Bool[Array, "*B T"], Float[Array, "*B T"]]:
+    """Per position: whether an episode is cut off behind it, and the value of the state that it is cut off at.
+
+    A flag for a row stands at its last position.
+    """
+    if (truncated is None) != (bootstrap_value is None):
+        raise ValueError("`truncated` and `bootstrap_value` go together")
+    if truncated is None or bootstrap_value is None:
+        return jnp.zeros(like.shape, bool), jnp.zeros_like(like)
+    if truncated.ndim == like.ndim:
+        return truncated, jnp.where(truncated, bootstrap_value, 0.0)
+    cut = jnp.zeros(like.shape, bool).at[..., -1].set(truncated)
+    return cut, jnp.zeros_like(like).at[..., -1].set(jnp.where(truncated, bootstrap_value, 0.0))
+
+
+def time_order(episode: Int[Array, " N"], time: Int[Array, " N"]) -> tuple[Int[Array, " N"], Bool[Array, " N"]]:
+    """Order that puts records of many episodes, mixed as they come, one episode after the other and each in its time.
+
+    Also tells where, in that order, an episode ends: a discount of 0 there keeps the episodes apart.
+
+    Example: discounted returns of steps that lie in any order.
+        order, last = time_order(episode, time)
+        returns = discounted_return(reward[order], jnp.ones(n, bool), discount=jnp.where(last, 0.0, gamma))
+        returns = jnp.zeros(n).at[order].set(returns)
+    """
+    order = jnp.lexsort((time, episode))
+    sorted_ = episode[order]
+    return order, jnp.concatenate([sorted_[1:] != sorted_[:-1], jnp.ones(1, bool)])

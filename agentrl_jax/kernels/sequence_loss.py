@@ -45,6 +45,13 @@ def sequence_log_ratio(
     return of if clamp is None else jnp.clip(of, *clamp)
 
 
+def geometric_mean(
+    weight: Float[Array, "B T"], mask: Bool[Array, "B T"], unit: Int[Array, "B T"], *, eps: float = 1e-10
+) -> Float[Array, "B T"]:
+    """One weight for each sequence out of its tokens' weights: `exp(mean_t log(w_t + eps))`."""
+    return jnp.exp(unit_mean(jnp.log(jnp.where(mask, weight, 1.0) + eps), mask, unit))
+
+
 def gspo(
     log_ratio: Float[Array, "B T"],
     advantage: Float[Array, "B T"],

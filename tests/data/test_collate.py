@@ -1,14 +1,13 @@
 from collections import Counter
 from dataclasses import fields, replace
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.data import collate as door
-from agentrl_jax.data.collate import bucket, collate, minibatch_rows, minibatches, to_device, unpack
+from agentrl_jax.data.collate import bucket, collate, minibatch_rows, unpack
 from agentrl_jax.data.episode import Author, Ending
 from tests.data.strategies import batches, make_episode
 
@@ -260,17 +259,13 @@ def test_minibatches_deal_every_row_once(episodes, n, seed):
     dealt = minibatch_rows(batch, n, seed=seed)
     assert sorted(dealt.ravel().tolist()) == list(range(batch.tokens.ids.shape[0]))
     np.testing.assert_array_equal(dealt, minibatch_rows(batch, n, seed=seed))
-    for part, rows in zip(minibatches(batch, n, seed=seed), dealt, strict=True):
-        np.testing.assert_array_equal(part.tokens.ids, batch.tokens.ids[rows])
-        np.testing.assert_array_equal(part.tokens.predict, batch.tokens.predict[rows])
-        assert part.episodes is batch.episodes
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 5))
 def test_minibatches_train_similar_numbers_of_tokens(actions, n, seed):
     episodes = [make_episode(f"e{i}", turns=1, action=a) for i, a in enumerate(actions)]
     batch, _ = collate(episodes, row_length=T, row_multiple=n, pack=False)
-    counts = [int(part.tokens.mask.sum()) for part in minibatches(batch, n, seed=seed)]
+    counts = [int(batch.tokens.mask[rows].sum()) for rows in minibatch_rows(batch, n, seed=seed)]
     # Neighbours in size are dealt out, so two minibatches differ by no more than the largest row.
     assert max(counts) - min(counts) <= max(actions)
 
@@ -280,20 +275,6 @@ def test_minibatches_depend_on_the_seed_and_refuse_a_remainder():
     assert len({minibatch_rows(batch, 2, seed=seed).tobytes() for seed in range(8)}) > 1
     with pytest.raises(ValueError, match="8 rows cannot be dealt into 3 equal minibatches; collate with row_multiple=3"):
         minibatch_rows(batch, 3, seed=0)
-
-
-def test_one_transfer_with_sharded_rows_and_a_replicated_table():
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    table = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    batch, _ = collate([make_episode(f"e{i}", seed=i) for i in range(9)], row_length=32, row_multiple=4)
-    with jax.transfer_guard("disallow"):
-        moved = to_device(batch, rows=rows, table=table)
-    assert moved.tokens.ids.sharding == rows
-    assert moved.episodes.reward.sharding == table
-    jax.tree.map(np.testing.assert_array_equal, moved, batch)
-    for host, device in zip(jax.tree.leaves(batch), jax.tree.leaves(moved), strict=True):
-        assert host.dtype == device.dtype
 
 
 def test_a_dropped_episode_weighs_nothing_when_rows_are_dealt():

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_jax import credit, objective
 from agentrl_jax.data.batch import Batch
-from agentrl_jax.data.collate import collate, to_device
+from agentrl_jax.data.collate import collate
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, init_params
@@ -37,7 +37,7 @@ def weights():
 
 
 def batch_of(episodes, **options) -> Batch:
-    return to_device(collate(episodes, row_length=64, row_multiple=4, **options)[0])
+    return jax.device_put(collate(episodes, row_length=64, row_multiple=4, **options)[0])
 
 
 def rows_of(batch):

@@ -5,7 +5,7 @@ import pytest
 
 from agentrl_jax import credit, objective
 from agentrl_jax.config import WarmStart
-from agentrl_jax.data.collate import collate, to_device
+from agentrl_jax.data.collate import collate
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.learner.warmstart import imitate
 from agentrl_jax.models.decoder import ModelConfig, init_params
@@ -21,7 +21,7 @@ def imitated(episodes, seed=0):
     told = []
     start = init_params(MODEL, jax.random.key(0))
     params = imitate(MODEL, start, episodes, SETTINGS, row_length=32, seed=seed, progress=lambda done, nll: told.append((done, nll)))
-    return params, told
+    return jax.device_get(params), told
 
 
 def test_it_imitates_what_the_demonstrator_wrote():
@@ -30,7 +30,7 @@ def test_it_imitates_what_the_demonstrator_wrote():
     # Four ids in use, at random: ln 4 is what there is to learn.
     assert told[0][1] > told[-1][1]
     assert told[-1][1] < np.log(8)
-    tokens = to_device(collate(EPISODES, row_length=32)[0]).tokens
+    tokens = jax.device_put(collate(EPISODES, row_length=32)[0]).tokens
     learner = Learner(MODEL, optax.sgd(0.0), credit.grpo, objective.supervised)
     nll = -np.asarray(learner.logprobs(params, tokens))[np.asarray(tokens.mask)].mean()
     assert nll < np.log(8)
