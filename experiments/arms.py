@@ -25,6 +25,8 @@ def run(experiment: Experiment) -> Path:
 
 def arm(experiment: Experiment, name: str, seed: int, **changes: object) -> Experiment:
     """The experiment with another seed and `changes`, started from the policy that the unchanged run made by its warm start."""
+    if seed == experiment.seed and not changes:
+        return experiment
     warmed = run(experiment)
     changed = replace(experiment, name=f"{experiment.name}-{name}-{seed}", seed=seed, policy=str(warmed / "warmstart"), **changes)
     changed.folder.mkdir(parents=True, exist_ok=True)
