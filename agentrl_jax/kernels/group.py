@@ -161,9 +161,7 @@ def group_relative(
         advantage = reward
     elif length is not None:
         weight = jnp.where(s.weight > 0, s.weight * length, 0.0)
-        tokens, weighted = (
-            jax.ops.segment_sum(x, group, slots)[group] for x in (weight, weight * jnp.where(s.weight > 0, s.above, 0.0))
-        )
+        tokens, weighted = (jax.ops.segment_sum(x, group, slots)[group] for x in (weight, weight * jnp.where(s.weight > 0, s.above, 0.0)))
         advantage = jnp.where(tokens > 0, s.above - weighted / jnp.where(tokens > 0, tokens, 1.0), s.centred)
     elif baseline != "mean":
         raise ValueError(f"baseline {baseline!r}: choose mean, leave_one_out, length or none")
