@@ -137,9 +137,7 @@ def running_baseline(
     estimation (SPIRAL, https://arxiv.org/abs/2506.24119, section 3.3). The order of members matters.
     """
 
-    def step(
-        b: Float[Array, " P"], member: tuple[Float[Array, ""], Int[Array, ""], Bool[Array, ""]]
-    ) -> tuple[Float[Array, " P"], Float[Array, ""]]:
+    def step(b: Float[Array, " P"], member: tuple[Array, Array, Array]) -> tuple[Float[Array, " P"], Float[Array, ""]]:
         r, p, counts = member
         return jnp.where(counts, b.at[p].set(decay * b[p] + (1.0 - decay) * r), b), jnp.where(counts, r - b[p], 0.0)
 
@@ -165,6 +163,7 @@ def optimal_token_baseline(
     energy: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     group: Int[Array, " B"],
+    in_stats: Bool[Array, " B"] | None = None,
     *,
     align: Literal["action", "position"] = "action",
     tail: Literal["zero", "raw", "raw_by_count"] = "zero",
@@ -177,8 +176,8 @@ def optimal_token_baseline(
     (The Optimal Token Baseline, Li et al. 2026; verl's `optimal_token_baseline` and `tir_optimal_token_baseline`).
 
     Args:
-        returns: return from each token on. energy: `score_energy`. mask: tokens the policy wrote, False in rows out of the statistics;
-            one row is one member.
+        returns: return from each token on. energy: `score_energy`. mask: tokens the policy wrote; one row is one member.
+        in_stats: False leaves a row out and gives it 0; all count if left out.
         align: which tokens of the group are compared: the k-th action of each ("action"; tool output shifts nothing), or those in the
             same column ("position").
         tail: a token that nobody else has a counterpart of gets 0, or its return ("raw"). "raw_by_count" gives the return to what the
@@ -188,6 +187,8 @@ def optimal_token_baseline(
         eps: added to the divisor.
     """
     rows, width = mask.shape
+    in_stats = jnp.ones(rows, bool) if in_stats is None else in_stats
+    mask = mask & in_stats[:, None]
     index = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1 if align == "action" else jnp.broadcast_to(jnp.arange(width), mask.shape)
     weight = jnp.where(mask, jnp.cumsum(jnp.where(mask, energy, 0.0), axis=1), 0.0)
     g = jnp.where(mask, returns, 0.0)
@@ -202,8 +203,8 @@ def optimal_token_baseline(
     baseline = jnp.where(counterparts > 1, baseline, 0.0 if tail == "raw" else g)
     if tail == "raw_by_count":
         length = jnp.sum(mask, axis=1).astype(g.dtype)
-        second, longest = _second(length, group, jnp.ones(rows, bool))
+        second, longest = _second(length, group, in_stats)
         baseline = jnp.where(longest[:, None] & (index >= second[:, None]), 0.0, baseline)
-    members = jax.ops.segment_sum(jnp.ones(rows), group, rows)[group]
+    members = jax.ops.segment_sum(in_stats.astype(jnp.int32), group, rows)[group]
     baseline = jnp.where(members[:, None] > 1, baseline, 0.0 if singleton == "raw" else g)
     return jnp.where(mask, g - baseline, 0.0)
