@@ -29,10 +29,12 @@ class Adapter:
 
     gradients: stored gradient -> (input it is with respect to, output that is differentiated), where the names do not say so:
                `grad_NAME` is with respect to NAME, of `loss`, else of the only output
+    sets:      outputs whose order means nothing
     """
 
     call: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
     gradients: dict[str, tuple[str, str]] = field(default_factory=dict)
+    sets: tuple[str, ...] = ()
 
 
 ADAPTERS: dict[str, Adapter] = {}
@@ -41,12 +43,14 @@ UNSUPPORTED: dict[tuple[str, str], str] = {}
 """(function or case id, output or "*") -> why the reference's number is not ours to give. Each entry is a reference's bug in NOTES."""
 
 
-def adapter(*functions: str, gradients: dict[str, tuple[str, str]] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def adapter(
+    *functions: str, gradients: dict[str, tuple[str, str]] | None = None, sets: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register `call` for reference functions."""
 
     def register(call: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
-            ADAPTERS[function] = Adapter(call, gradients or {})
+            ADAPTERS[function] = Adapter(call, gradients or {}, sets)
         return call
 
     return register

@@ -87,6 +87,8 @@ def differs(case: Case, found: dict[str, Any], name: str, value: Any) -> str | N
     if name not in found:
         return "not given by the adapter"
     got, want = np.asarray(found[name]), np.asarray(value)
+    if name in ADAPTERS[case.function].sets:
+        got, want = np.sort(got), np.sort(want)
     if got.shape != want.shape:
         return f"shape {got.shape}, stored {want.shape}"
     if want.dtype.kind in "US":
