@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 Factor = float | Float[Array, ""] | Float[Array, "*#B #T"]
 """A number for all steps, or one for each row or each step."""
 
-Cut = Bool[Array, "*B"] | Bool[Array, "*B T"]
-BehindCut = Float[Array, "*B"] | Float[Array, "*B T"]
+Cut = Bool[Array, "..."]
+BehindCut = Float[Array, "..."]
+"""One for each row, [*B], or for each position, [*B, T]."""
 
 
 def filled(x: Factor, like: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
@@ -19,6 +20,7 @@ def filled(x: Factor, like: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
     return jnp.broadcast_to(jnp.asarray(x, like.dtype), like.shape)
 
 
+@jax.jit
 def discounted_sum(x: Float[Array, "*B T"], decay: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
     """`y[t] = x[t] + decay[t] * y[t + 1]` along the last axis, with `y[T] = 0`.
 
@@ -72,7 +74,9 @@ def following(x: Float[Array, "*B T"], keep: Bool[Array, "*B T"]) -> Float[Array
     return shifted(discounted_sum(jnp.where(keep, x, 0.0), jnp.where(keep, 0.0, 1.0).astype(x.dtype)))
 
 
-def cuts(truncated: Cut | None, bootstrap_value: BehindCut | None, like: Float[Array, "*B T"]) -> tuple[Bool[Array, "*B T"], Float[Array, "*B T"]]:
+def cuts(
+    like: Float[Array, "*B T"], truncated: Cut | None, bootstrap_value: BehindCut | None
+) -> tuple[Bool[Array, "*B T"], Float[Array, "*B T"]]:
     """Per position: whether an episode is cut off behind it, and the value of the state that it is cut off at.
 
     A flag for a row stands at its last position.
