@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.kernels.group import group_relative, group_statistics, state_relative, turn_returns
+from agentrl_jax.kernels.group import group_relative, group_statistics, turn_returns
 from agentrl_jax.kernels.whiten import moments, standardise
 from tests.golden.adapter import adapter
 from tests.golden.adapters.gigpo import first_of
@@ -40,23 +40,24 @@ def areal_masked_normalization(inputs, params):
     return {"y": standardise(jnp.where(mask, x, 0.0), mean, variance, eps=params["eps"])}
 
 
-ROLL_STD = {None: "none", "group": "sample", "batch": "sample"}
+def roll(reward, group, mean_over, std_over):
+    """ROLL's normalisation: mean and sample std each over the group, over the batch, or not at all."""
+    batch = jnp.zeros_like(group)
+    return group_relative(
+        reward,
+        batch if mean_over == "batch" else group,
+        all_members(group),
+        baseline="none" if mean_over is None else "mean",
+        std="none" if std_over is None else "sample",
+        scale_group=batch if std_over == "batch" else group,
+        eps=1e-6,
+    )
 
 
 @adapter("roll.reward_norm")
 def roll_reward_norm(inputs, params):
     group = blocks(len(inputs["rewards"]), params["n_sample"])
-    batch = jnp.zeros_like(group)
-    advantage = group_relative(
-        jnp.asarray(inputs["rewards"]),
-        batch if params["norm_mean_type"] == "batch" else group,
-        all_members(group),
-        baseline="none" if params["norm_mean_type"] is None else "mean",
-        std=ROLL_STD[params["norm_std_type"]],
-        scale_group=batch if params["norm_std_type"] == "batch" else group,
-        eps=1e-6,
-    )
-    return {"normalized": advantage}
+    return {"normalized": roll(jnp.asarray(inputs["rewards"]), group, params["norm_mean_type"], params["norm_std_type"])}
 
 
 @adapter("roll.gigpo_rewards")
@@ -66,11 +67,10 @@ def roll_gigpo_rewards(inputs, params):
     exists = np.zeros(table.shape, bool)
     table[trajectory, step], exists[trajectory, step] = inputs["step_scores"], True
     returns = turn_returns(jnp.asarray(table), jnp.asarray(exists), gamma=params["gamma"])[trajectory, step]
-    group, state = labels(inputs["traj_group_id"]), labels(inputs["state_hash"])
-    everyone = all_members(group)
-    episode = group_relative(jnp.asarray(inputs["episode_scores"]), group, everyone, std=ROLL_STD[params["norm_std_type"]], eps=1e-6)
-    std = ROLL_STD[params["step_norm_std_type"]]
-    turn = state_relative(returns[:, None], state[:, None], everyone[:, None], std=std, eps=1e-6)[:, 0]
+    group = labels(inputs["traj_group_id"])
+    group = jnp.zeros_like(group) if params["grouping"] == "batch" else group
+    episode = roll(jnp.asarray(inputs["episode_scores"]), group, params["norm_mean_type"], params["norm_std_type"])
+    turn = roll(returns, labels(inputs["state_hash"]), params["step_norm_mean_type"], params["step_norm_std_type"])
     total = params["episode_reward_weight"] * episode + params["step_reward_weight"] * turn
     if params["reward_clip"]:
         total = jnp.clip(total, -params["reward_clip"], params["reward_clip"])
