@@ -40,9 +40,7 @@ def areal(i: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
         bootstrap_value=value[:, -1],
         off_step="drop",
     )
-    advantages = jnp.where(mask, out.advantages, 0.0)
-    if p["adv_norm"]:
-        advantages = whiten(out.advantages, mask, divisor="sample", eps=1e-5)
+    advantages = whiten(out.advantages, mask, divisor="sample", eps=1e-5) if p["adv_norm"] else out.advantages
     return {
         "advantages": advantages,
         "returns": out.returns,
