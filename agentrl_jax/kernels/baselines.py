@@ -93,7 +93,7 @@ def gdpo(
     whiten_eps_in: EpsIn = "std",
 ) -> Float[Array, " N"]:
     """Several rewards, each made relative to its group before they are added, then whitened over the batch
-    (GDPO, https://arxiv.org/abs/2601.05242, section 3).
+    (GDPO, https://arxiv.org/abs/2601.05242).
 
     Added first, rewards of different scales and spreads drown each other; here each has the weight that it is given.
 
@@ -134,7 +134,7 @@ def running_baseline(
     """Advantage over a baseline per role (agent, side of a game, kind of task) that outlives the batch, and the baseline after it.
 
     In order, `A_i = R_i - b`, then `b = decay b + (1 - decay) R_i`, with b of the member's role: role-conditioned advantage
-    estimation (SPIRAL, https://arxiv.org/abs/2506.24119, section 3.3). The order of members matters.
+    estimation (SPIRAL, https://arxiv.org/abs/2506.24119). The order of members matters.
     """
 
     def step(b: Float[Array, " P"], member: tuple[Array, Array, Array]) -> tuple[Float[Array, " P"], Float[Array, ""]]:
@@ -147,7 +147,7 @@ def running_baseline(
 
 def remax(reward: Float[Array, "B T"], mask: Bool[Array, "B T"], greedy_reward: Float[Array, " B"]) -> Float[Array, "B T"]:
     """Undiscounted return from each token on, less the reward of the greedy rollout of the same task
-    (ReMax, https://arxiv.org/abs/2310.10505, Eq. 5). Rewards on tokens out of `mask` do not count."""
+    (ReMax, https://arxiv.org/abs/2310.10505). Rewards on tokens out of `mask` do not count."""
     returns = discounted_sum(jnp.where(mask, reward, 0.0), jnp.ones_like(reward))
     return jnp.where(mask, returns - greedy_reward[:, None], 0.0)
 
@@ -173,7 +173,7 @@ def optimal_token_baseline(
     """Advantage over the baseline of least variance, per token: `A_it = G_it - sum_j G_jt W_jt / sum_j W_jt`, j over the group.
 
     W_t sums the energies up to t: the further the gradient of a trajectory has grown, the more its return counts
-    (The Optimal Token Baseline, Li et al. 2026; verl's `optimal_token_baseline` and `tir_optimal_token_baseline`).
+    (OTB, https://arxiv.org/abs/2602.07078; verl's `optimal_token_baseline` and `tir_optimal_token_baseline`).
 
     Args:
         returns: return from each token on. energy: `score_energy`. mask: tokens the policy wrote; one row is one member.
@@ -189,7 +189,10 @@ def optimal_token_baseline(
     rows, width = mask.shape
     in_stats = jnp.ones(rows, bool) if in_stats is None else in_stats
     mask = mask & in_stats[:, None]
-    index = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1 if align == "action" else jnp.broadcast_to(jnp.arange(width), mask.shape)
+    if align == "action":
+        index = jnp.cumsum(mask, axis=1, dtype=group.dtype) - 1
+    else:
+        index = jnp.broadcast_to(jnp.arange(width, dtype=group.dtype), mask.shape)
     weight = jnp.where(mask, jnp.cumsum(jnp.where(mask, energy, 0.0), axis=1), 0.0)
     g = jnp.where(mask, returns, 0.0)
     cell = jnp.where(mask, group[:, None] * width + index, rows * width).ravel()
@@ -204,7 +207,7 @@ def optimal_token_baseline(
     if tail == "raw_by_count":
         length = jnp.sum(mask, axis=1).astype(g.dtype)
         second, longest = _second(length, group, in_stats)
-        baseline = jnp.where(longest[:, None] & (index >= second[:, None]), 0.0, baseline)
+        baseline = jnp.where(longest[:, None] & (index.astype(g.dtype) >= second[:, None]), 0.0, baseline)
     members = jax.ops.segment_sum(in_stats.astype(jnp.int32), group, rows)[group]
     baseline = jnp.where(members[:, None] > 1, baseline, 0.0 if singleton == "raw" else g)
     return jnp.where(mask, g - baseline, 0.0)

@@ -11,7 +11,7 @@ sums are of distances from the group's smallest reward, which are exactly 0 wher
 | Dr. GRPO (https://arxiv.org/abs/2503.20783) | `std="none"` |
 | RLOO (https://arxiv.org/abs/2402.14740), DeepSWE | `baseline="leave_one_out", std="none"` |
 | NeMo-RL's default | `baseline="leave_one_out", std="leave_one_out", eps=1e-6` |
-| OPO (https://arxiv.org/abs/2505.23585, Eq. 9) | `baseline="length", length=tokens the policy wrote, std="none"` |
+| OPO (https://arxiv.org/abs/2505.23585) | `baseline="length", length=tokens the policy wrote, std="none"` |
 | centred by group, scaled by batch (TRL, ROLL) | `scale_group=zeros` |
 | AReaL's Normalization | `std_about="baseline"` |
 | statistics over rows or steps | `count=rows of the episode` |
