@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl_jax.envs.protocol import Environment
+from agentrl_jax.kernels.reduce import Reduction
 from agentrl_jax.models.decoder import ModelConfig
 from agentrl_jax.overrides import ConfigError, accepts, describe, differences, expected, load_file, override
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
@@ -213,6 +214,8 @@ class Experiment:
     advantage:   `AdvantageFn`: which tokens the reward is credited to
     loss:        `LossFn`: what is minimised
     reduction:   which tokens, episodes or groups count the same in the loss, see `kernels.reduce`
+    horizon:     tokens that reduction "constant" divides by
+    correction:  `CorrectionFn`: what is done about tokens that other weights sampled
     reference:   whether the loss is given the log-probs of the policy that the run started from
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit; for ablations and controls
     policy:      folder of the model to start from; None: a small one is made and warm-started
@@ -229,7 +232,9 @@ class Experiment:
     expert: Callable[..., Any]
     advantage: Callable[..., Any]
     loss: Callable[..., Any]
-    reduction: Literal["token", "episode", "group"] = "token"
+    reduction: Reduction = "token"
+    horizon: int | None = None
+    correction: Callable[..., Any] | None = None
     reference: bool = False
     rewrite: Callable[..., Any] | None = None
     policy: str | None = None
@@ -251,6 +256,10 @@ class Experiment:
         _require(
             self.rollout.context <= self.row_length,
             f"rollout.context={self.rollout.context} must not exceed row_length={self.row_length}: an episode is never split over rows",
+        )
+        _require(
+            (self.horizon is None) == (self.reduction != "constant"),
+            f"horizon goes with reduction=constant, which needs it: a constant number of tokens, got horizon={self.horizon}",
         )
         _require(
             re.fullmatch(r"\w[\w.-]*", self.name) is not None,

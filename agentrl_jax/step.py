@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from agentrl_jax.config import Experiment
-from agentrl_jax.credit import Estimates
 from agentrl_jax.data.batch import Tokens
 from agentrl_jax.data.collate import Shape, collate, minibatch_rows, unpack
 from agentrl_jax.data.episode import Episode
@@ -34,6 +33,8 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
         experiment.loss,
         experiment.reduction,
         settings.accumulate,
+        experiment.correction,
+        experiment.horizon,
         rows_mesh(),
     )
 
@@ -48,7 +49,10 @@ def first_shape(experiment: Experiment) -> Shape:
 def learn(
     experiment: Experiment, learner: Learner, state: TrainState, start: Params, episodes: Sequence[Episode], step: int, shape: Shape
 ) -> tuple[TrainState, Shape, dict[str, float], CreditOf]:
-    """All updates of one step. `start` are the weights that the run started from, placed by the learner; `shape` is the largest batch so far.
+    """All updates of one step.
+
+    start: the weights that the run started from, placed by the learner
+    shape: of the largest batch so far
 
     Between the two transfers, of the batch to the device and of the metrics back, nothing crosses.
     """
@@ -69,12 +73,12 @@ def learn(
         if experiment.rewrite is not None:
             batch = experiment.rewrite(batch, lambda tokens: learner.logprobs(state.params, tokens))
         reference = learner.logprobs(start, batch.tokens) if experiment.reference else None
-        advantages = learner.credit(batch, Estimates(reference))
+        signals = learner.signals(batch, proximal, reference)
         found = []
         for part in rows:
-            state, metrics = learner.update(state, batch, advantages, reference, part)
+            state, metrics = learner.update(state, batch, signals, part)
             found.append(metrics)
-    advantages, found, differences = jax.device_get((advantages, found, differences))
+    advantages, found, differences = jax.device_get((signals.advantages, found, differences))
     values = {f"train/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
     values |= {f"train/{name}": float(value) for name, value in differences.items()}
     values["rollout/degenerate_groups"] = degenerate(episodes)

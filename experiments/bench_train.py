@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -86,14 +87,17 @@ def our_side(params: Params, batches: dict[str, Batch]) -> Callable[[str], Measu
     settings = Optimizer(learning_rate=LEARNING_RATE, decay="constant", clip=1.0)
     learner = Learner(CONFIG, make_optimizer(settings, 1), credit.grpo, objective.supervised, mesh=rows_mesh())
     state: TrainState = learner.init(params)
-    parts = {name: (np.zeros(b.tokens.ids.shape, np.float32), np.arange(len(b.tokens.ids), dtype=np.int32)) for name, b in batches.items()}
+    parts = {
+        name: (objective.Signals(jnp.zeros(b.tokens.ids.shape)), np.arange(len(b.tokens.ids), dtype=np.int32))
+        for name, b in batches.items()
+    }
     placed, parts = learner.place((batches, parts))
 
     def step(name: str) -> Measured:
         nonlocal state
-        nothing, rows = parts[name]
+        signals, rows = parts[name]
         wall, cpu = time.perf_counter(), time.process_time()
-        state, metrics = learner.update(state, placed[name], nothing, None, rows)
+        state, metrics = learner.update(state, placed[name], signals, rows)
         loss = float(metrics["loss"])
         jax.block_until_ready(state)
         return loss, time.perf_counter() - wall, time.process_time() - cpu

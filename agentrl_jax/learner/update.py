@@ -16,13 +16,14 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from agentrl_jax.correction import CorrectionFn
 from agentrl_jax.credit import AdvantageFn, Estimates
 from agentrl_jax.data.batch import Batch, Tokens
 from agentrl_jax.kernels.logprob import token_logprobs
 from agentrl_jax.kernels.reduce import Reduction, token_weights
 from agentrl_jax.models.decoder import Decoder, ModelConfig, Params, unembed
 from agentrl_jax.models.sharding import ROWS, everywhere, rows_mesh
-from agentrl_jax.objective import LossFn, PolicyInputs
+from agentrl_jax.objective import LossFn, PolicyInputs, Signals
 
 LOGITS = 2048  # tokens whose logits exist at the same time
 
@@ -42,6 +43,8 @@ class Learner:
     """The fixed half of training: a model, an optimizer and the functions that make a loss. Hashable, so a jit key.
 
     reduction:  which tokens count the same, see `kernels.reduce.token_weights`
+    horizon:    tokens, for the reductions that have one
+    correction: what is done about tokens that other weights sampled
     accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient
     mesh:       devices; each computes its share of the rows, whose number must be a multiple of `accumulate` times the devices
     """
@@ -52,6 +55,8 @@ class Learner:
     loss: LossFn
     reduction: Reduction = "token"
     accumulate: int = 1
+    correction: CorrectionFn | None = None
+    horizon: float | None = None
     mesh: Mesh = field(default_factory=partial(rows_mesh, 1))
 
     def init(self, params: Params) -> TrainState:
@@ -69,30 +74,35 @@ class Learner:
         return self._on_rows(lambda params, tokens: token_logprobs_of(self.model, params, tokens)[0], PartitionSpec(ROWS))(params, tokens)
 
     @partial(jax.jit, static_argnums=0)
-    def credit(self, batch: Batch, estimates: Estimates) -> Float[Array, "B T"]:
-        """Advantages of the whole batch."""
-        return self.advantage(batch, estimates).advantages
+    def signals(self, batch: Batch, proximal: Float[Array, "B T"] | None = None, reference: Float[Array, "B T"] | None = None) -> Signals:
+        """Credit and correction of the whole batch. proximal: log-probs under the weights before the update, needed by a correction."""
+        advantages = self.advantage(batch, Estimates(reference=reference, proximal=proximal)).advantages
+        if self.correction is None:
+            return Signals(advantages, reference, proximal)
+        if proximal is None:
+            raise ValueError("a correction needs the log-probs under the weights before the update")
+        found = self.correction(batch.tokens, proximal, advantages)
+        return Signals(advantages, reference, proximal, found.weight, found.counted)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def update(
         self,
         state: TrainState,
         batch: Batch,
-        advantages: Float[Array, "B T"],
-        reference: Float[Array, "B T"] | None,
+        signals: Signals,
         rows: Int[Array, " b"],
     ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
         """One optimizer step on some `rows` of the batch. Returns the new state and metrics, all still on the device.
 
         Where no token of the rows is in the loss, or the gradient is not finite, the state stays and `skipped` is 1.
         """
-        tokens, advantages = jax.tree.map(lambda x: x[rows], (batch.tokens, advantages))
-        reference = None if reference is None else reference[rows]
+        tokens, signals = jax.tree.map(lambda x: x[rows], (batch.tokens, signals))
         table = batch.episodes
         mask = tokens.mask & tokens.in_loss & table.in_loss[tokens.episode] & table.turn_in_loss[tokens.episode, tokens.turn]
-        weights = token_weights(mask, tokens.episode, table.group, reduction=self.reduction)
+        mask = mask if signals.counted is None else mask & signals.counted
+        weights = token_weights(mask, tokens.episode, table.group, reduction=self.reduction, horizon=self.horizon)
         of_rows = self._on_rows(self._gradient, PartitionSpec())
-        (loss, metrics), gradient = of_rows(state.params, tokens, advantages, reference, mask, weights)
+        (loss, metrics), gradient = of_rows(state.params, tokens, signals, mask, weights)
 
         norm = optax.tree.norm(gradient)
         change, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
@@ -135,13 +145,12 @@ def _weighted_loss(
     learner: Learner,
     params: Params,
     tokens: Tokens,
-    advantages: Float[Array, "b T"],
-    reference: Float[Array, "b T"] | None,
+    signals: Signals,
     mask: Bool[Array, "b T"],
     weights: Float[Array, "b T"],
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     new, entropy = token_logprobs_of(learner.model, params, tokens)
-    per_token = learner.loss(PolicyInputs(new, entropy, tokens.logprob, reference, advantages, mask))
+    per_token = learner.loss(PolicyInputs(new, entropy, tokens.logprob, signals, mask, tokens.segment, tokens.turn))
 
     def total(x: Float[Array, "b T"]) -> Float[Array, ""]:
         return jnp.sum(jnp.where(mask, weights * x, 0.0))

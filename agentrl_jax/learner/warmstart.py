@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax import credit, objective
@@ -34,7 +35,7 @@ def imitate(
     schedule = Optimizer(learning_rate=settings.learning_rate, decay="cosine", warmup=settings.warmup, weight_decay=0.01)
     learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, mesh=mesh)
     host, _ = collate(episodes, row_length=row_length)
-    batch, none = learner.place((host, np.zeros(host.tokens.ids.shape, np.float32)))
+    batch, signals = learner.place((host, objective.Signals(jnp.zeros(host.tokens.ids.shape))))
     state = learner.init(params)
     rng = np.random.default_rng(seed)
     rows = np.flatnonzero(np.asarray(host.tokens.mask).any(1)).astype(np.int32)
@@ -43,7 +44,7 @@ def imitate(
         while len(waiting) < settings.rows:
             waiting = np.concatenate([waiting, rng.permutation(rows)])
         drawn, waiting = waiting[: settings.rows], waiting[settings.rows :]
-        state, metrics = learner.update(state, batch, none, None, learner.place(drawn))
+        state, metrics = learner.update(state, batch, signals, learner.place(drawn))
         if done % 10 == 0 or done == settings.updates:
             progress(done, float(metrics["loss"]))
     return state.params

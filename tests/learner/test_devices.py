@@ -31,6 +31,6 @@ def test_devices_share_the_rows_of_one_update(devices, accumulate):
         state = learner.init(params)
         with jax.transfer_guard("disallow"):
             logprobs = learner.logprobs(state.params, batch.tokens)
-            advantages = learner.credit(batch, credit.Estimates())
-            found.append((logprobs, *learner.update(state, batch, advantages, None, rows)))
+            signals = learner.signals(batch)
+            found.append((logprobs, *learner.update(state, batch, signals, rows)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *found)

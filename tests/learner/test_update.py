@@ -15,6 +15,7 @@ from agentrl_jax.data.collate import collate
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, init_params
+from agentrl_jax.objective import Signals
 from tests.data.strategies import make_episode
 
 MODEL = ModelConfig(vocab_size=64, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64)
@@ -46,9 +47,9 @@ def rows_of(batch):
 
 def updated(learner, batch, *, advantages=None, reference=None, rows=None):
     """New state and metrics of one update from the same weights."""
-    advantages = learner.credit(batch, credit.Estimates()) if advantages is None else advantages
+    advantages = learner.signals(batch).advantages if advantages is None else advantages
     rows = rows_of(batch) if rows is None else rows
-    return learner.update(learner.init(weights()), batch, advantages, reference, rows)
+    return learner.update(learner.init(weights()), batch, Signals(advantages, reference), rows)
 
 
 def gradient(learner, batch, **options):
@@ -131,7 +132,7 @@ def test_nothing_under_the_mask_reaches_the_weights():
     def poisoned(x, poison):
         return jnp.where(trained, x, poison)
 
-    advantages = learner.credit(batch, credit.Estimates())
+    advantages = learner.signals(batch).advantages
     reference = jnp.full(advantages.shape, -0.7)
     clean, clean_metrics = updated(learner, batch, advantages=advantages, reference=reference)
     for poison in (jnp.nan, jnp.inf, -jnp.inf):
@@ -194,13 +195,13 @@ def test_an_update_moves_the_policy_towards_what_was_rewarded():
     learner = replace(LEARNER, optimizer=optax.sgd(0.01), loss=objective.ppo)
     state, _ = updated(learner, batch)
     moved = LEARNER.logprobs(state.params, tokens) - tokens.logprob
-    assert jnp.sum(moved * learner.credit(batch, credit.Estimates())) > 0
+    assert jnp.sum(moved * learner.signals(batch).advantages) > 0
 
 
 def test_buffers_of_the_old_state_are_donated_and_the_given_weights_are_not():
     batch = batch_of(EPISODES)
     before = LEARNER.init(weights())
-    state, _ = LEARNER.update(before, batch, LEARNER.credit(batch, credit.Estimates()), None, rows_of(batch))
+    state, _ = LEARNER.update(before, batch, LEARNER.signals(batch), rows_of(batch))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((weights(), state)))
 
@@ -212,6 +213,6 @@ def test_the_same_shapes_compile_once():
     for seed in range(3):
         episodes = [replace(episode, id=f"{episode.id}{seed}", group=f"{episode.group}{seed}") for episode in EPISODES]
         batch = batch_of(episodes)
-        state, _ = learner.update(state, batch, learner.credit(batch, credit.Estimates()), None, rows_of(batch))
+        state, _ = learner.update(state, batch, learner.signals(batch), rows_of(batch))
     assert Learner.update._cache_size() == before + 1
     assert state.updates == 3
