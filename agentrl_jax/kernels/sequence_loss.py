@@ -106,6 +106,7 @@ def vespo(
     mask: Bool[Array, "B T"],
     unit: Int[Array, "B T"],
     *,
+    weight: Float[Array, "B T"] | None = None,
     k_positive: float = 2.0,
     lambda_positive: float = 3.0,
     k_negative: float = 3.0,
@@ -113,12 +114,17 @@ def vespo(
     min_weight: float = 1e-8,
 ) -> Float[Array, "B T"]:
     """`-sg(phi(w)) A log pi` with `phi(w) = w^k exp(lambda (1 - w))` and w the product of the sequence's ratios (VESPO,
-    https://arxiv.org/abs/2602.10693; `vespo_weight`). k and lambda depend on the sign of A, which is positive at 0."""
+    https://arxiv.org/abs/2602.10693; `vespo_weight`). k and lambda depend on the sign of A, which is positive at 0.
+
+    weight: importance weights of the tokens from outside (`kernels/correction.py`). They are taken into the product, where other
+            losses are multiplied by them: `log_ratio` is then log(train / old) and the weight old / rollout.
+    """
     phi = vespo_weight(
         log_ratio,
         advantage,
         mask,
         unit,
+        weight=weight,
         k_positive=k_positive,
         lambda_positive=lambda_positive,
         k_negative=k_negative,
@@ -134,6 +140,7 @@ def vespo_weight(
     mask: Bool[Array, "B T"],
     unit: Int[Array, "B T"],
     *,
+    weight: Float[Array, "B T"] | None = None,
     k_positive: float = 2.0,
     lambda_positive: float = 3.0,
     k_negative: float = 3.0,
@@ -142,6 +149,8 @@ def vespo_weight(
 ) -> Float[Array, "B T"]:
     """`phi(w)` of `vespo`: 1 at w = 1, and bounded, since w^k falls towards 0 and exp(-lambda w) towards infinity."""
     bounds = (math.log(min_weight), MAX_LOG_RATIO)
+    if weight is not None:
+        log_ratio = log_ratio + jnp.clip(jnp.log(jnp.where(mask, jax.lax.stop_gradient(weight), 1.0)), *bounds)
     log_w = sequence_log_ratio(log_ratio, mask, unit, average=False, clamp=bounds)
     positive = advantage >= 0
     k = jnp.where(positive, jnp.asarray(k_positive, log_w.dtype), k_negative)
