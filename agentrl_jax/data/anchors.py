@@ -65,7 +65,7 @@ def anchor_groups(
             if threshold is not None:
                 if label not in find:
                     find[label] = _first_by_lcs(threshold, symbols) if similarity == "lcs" else _first_by_difflib(threshold, autojunk)
-                match = find[label](state)
+                match = find[label](key[1])
             of_label = clusters.setdefault(label, [])
             if match is None:
                 of_label.append(count)
@@ -79,13 +79,13 @@ def _first_by_lcs(threshold: float, symbols: dict[Hashable, int]) -> Callable[[A
     """The first of the states seen so far without a match that is similar to this one; if there is none, this is one more."""
     firsts: list[str] = []
     lengths = np.zeros(0, np.int64)
-    bags = np.zeros((0, 256), np.int16)
+    bags = np.zeros((0, 256), np.int32)
 
     def find(state: Any) -> int | None:
         nonlocal lengths, bags
         # As characters, whatever the symbols are: rapidfuzz is fastest on those.
         text = state if isinstance(state, str) else "".join(chr(symbols.setdefault(symbol, len(symbols))) for symbol in state)
-        bag = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32) % 256, minlength=256).astype(np.int16)
+        bag = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32) % 256, minlength=256).astype(np.int32)
         needed = threshold * (len(text) + lengths[: len(firsts)]) / 2
         # No common subsequence has more of a symbol than the one that has less of it.
         possible = np.flatnonzero(np.minimum(bags[: len(firsts)], bag).sum(axis=1) > needed)

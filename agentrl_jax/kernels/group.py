@@ -36,9 +36,9 @@ Stats = Literal["episodes", "rows"]
 
 
 class GroupStatistics(NamedTuple):
-    """One entry per group number: members counted, their mean, std, smallest and largest; infinite extremes where there are none."""
+    """One entry per group number: how many members count, their mean, std, smallest and largest; infinite extremes where there are none."""
 
-    count: Float[Array, " G"]
+    members: Float[Array, " G"]
     mean: Float[Array, " G"]
     std: Float[Array, " G"]
     low: Float[Array, " G"]

@@ -185,7 +185,7 @@ def test_statistics_of_each_group():
     rewards, group = jnp.array([1.0, 0.0, 5.0, 9.0]), jnp.array([1, 1, 2, 3], jnp.int32)
     f = partial(group_statistics, rewards, group, jnp.array([True, True, True, False]), groups=5, std="sample")
     found = f()
-    np.testing.assert_allclose(found.count, [0, 2, 1, 0, 0])
+    np.testing.assert_allclose(found.members, [0, 2, 1, 0, 0])
     np.testing.assert_allclose(found.mean, [0, 0.5, 5, 0, 0])
     np.testing.assert_allclose(found.std, [0, 0.707107, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose([found.low[1], found.high[1]], [0, 1])

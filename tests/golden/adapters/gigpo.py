@@ -27,7 +27,7 @@ def anchors(inputs, params):
 @adapter("gigpo.build_step_group")
 def build_step_group(inputs, params):
     group = jnp.asarray(anchors(inputs, params))
-    sizes = group_statistics(jnp.zeros(group.shape), group, all_members(group), groups=int(group.max()) + 1).count
+    sizes = group_statistics(jnp.zeros(group.shape), group, all_members(group), groups=int(group.max()) + 1).members
     return {"step_group": group, "group_sizes": sizes}
 
 

@@ -111,4 +111,4 @@ def verl_group_mean_std(inputs, params):
     group = jnp.asarray(index.astype(int)) if numeric else labels(index)
     options = {"std": "sample", "eps": params["eps"], "eps_in": "floor", "singleton": "raw"}
     found = group_statistics(jnp.asarray(inputs["scores"]), group, all_members(group), groups=int(group.max()) + 1, **options)
-    return {"gidx": group, "mean": found.mean, "std": found.std, "count": found.count}
+    return {"gidx": group, "mean": found.mean, "std": found.std, "count": found.members}

@@ -40,7 +40,7 @@ def grpo_advantages(inputs, params):
         std = "none" if scale == "none" else "sample"
         advantage = group_relative(total, group, scorable, std=std, eps=EPS, scale_group=over)
     found = group_statistics(total, over, scorable, std="sample")
-    deviation = jnp.where(found.count < 2, jnp.nan, found.std)[over]  # what TRL reports where there is none
+    deviation = jnp.where(found.members < 2, jnp.nan, found.std)[over]  # what TRL reports where there is none
     return {"advantages": advantage, "std_rewards": deviation, "is_std_zero": deviation == 0}
 
 
