@@ -102,4 +102,6 @@ def reward_variance_topk(inputs: dict[str, Any], params: dict[str, Any]) -> dict
 
 
 unsupported("nothing at all is kept where scores of 0 come first", "ragen.select_groups.05")
-unsupported("which of equal scores are taken is up to torch.topk, the lower numbers here", "ragen.select_groups.19")
+unsupported(
+    "which of equal scores are taken is up to torch.topk, the lower numbers here", "ragen.select_groups.19", "ragen.reward_filter.05"
+)
