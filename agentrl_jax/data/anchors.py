@@ -48,6 +48,8 @@ def anchor_groups(
     """
     if len(states) != len(group):
         raise ValueError(f"{len(states)} states, {len(group)} group labels")
+    if similarity not in ("exact", "lcs", "difflib"):
+        raise ValueError(f"similarity {similarity!r}: choose exact, lcs or difflib")
     if (threshold is None) == (similarity != "exact"):
         raise ValueError("a threshold goes with a similarity, and with none for exact keys")
     number: dict[tuple[Hashable, Hashable], int] = {}  # equal states always meet, so each is looked at once

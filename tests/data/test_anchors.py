@@ -99,3 +99,8 @@ def test_two_thousand_states_of_five_hundred_tokens():
 def test_a_threshold_goes_with_a_similarity(options):
     with pytest.raises(ValueError, match="threshold"):
         anchor_groups(["a"], [0], **options)
+
+
+def test_states_and_labels_come_in_pairs():
+    with pytest.raises(ValueError, match="2 states, 1 group labels"):
+        anchor_groups(["a", "b"], [0])
