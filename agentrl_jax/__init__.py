@@ -4,7 +4,7 @@ Which tokens is the reward credited to, and which tokens may be in the loss at a
 
 1. `data/episode.py`     the record of one episode: who wrote each token
 2. `kernels/`            credit rules and losses as pure functions on arrays, one topic a file
-3. `credit.py`, `objective.py`   the same, applied to a `data/batch.py` Batch
+3. `credit/`, `objective.py`   the same, applied to a `data/batch.py` Batch
 4. `rollout/agent.py`    one episode: the policy acts, an environment answers
 5. `train.py`            the whole loop
 6. `config.py`           what an experiment file may say

@@ -217,7 +217,8 @@ class Experiment:
     horizon:     tokens that reduction "constant" divides by
     correction:  `CorrectionFn`: what is done about tokens that other weights sampled
     reference:   whether the loss is given the log-probs of the policy that the run started from
-    rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit; for ablations and controls
+    rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
+    components:  named parts of the reward that credit rules are given
     policy:      folder of the model to start from; None: a small one is made and warm-started
     seed:        every random choice of the run derives from it
     steps:       training steps
@@ -237,6 +238,7 @@ class Experiment:
     correction: Callable[..., Any] | None = None
     reference: bool = False
     rewrite: Callable[..., Any] | None = None
+    components: tuple[str, ...] = ()
     policy: str | None = None
     seed: int = 0
     steps: int = 40

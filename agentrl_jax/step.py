@@ -62,6 +62,7 @@ def learn(
         row_length=experiment.row_length,
         limits=experiment.limits.handling,
         dropped_in_stats=experiment.limits.dropped_in_stats,
+        components=experiment.components,
         row_multiple=settings.minibatches * settings.accumulate * learner.mesh.size,
         at_least=shape,
     )

@@ -116,7 +116,7 @@ def test_override_by_value_and_by_function():
             "limits.handling=drop",
             "limits.dropped_in_stats=true",
             "environment.level=2",
-            "advantage=agentrl_jax.credit:gigpo",
+            "advantage=agentrl_jax.credit.of_turns:gigpo",
             "advantage.omega=0.5",
             "loss.clip_high=0.28",
             "model.rope.attention_factor=none",
@@ -133,7 +133,7 @@ def test_override_by_value_and_by_function():
     assert changed.policy == "some/folder"
     assert differences(describe(BASE), describe(changed), free=["optimizer", "rollout.groups", "limits", "policy"]) == [
         "environment.level: was 0, now 2",
-        "advantage: was agentrl_jax.credit:grpo, now agentrl_jax.credit:gigpo",
+        "advantage: was agentrl_jax.credit.episodes:grpo, now agentrl_jax.credit.of_turns:gigpo",
         "advantage.std: was none, now (not set)",
         "advantage.omega: was (not set), now 0.5",
         "loss.clip_high: was (not set), now 0.28",
@@ -153,7 +153,7 @@ def test_override_by_value_and_by_function():
         ("rollout.groups=", "rollout.groups must be int, got ''"),
         ("limits.dropped_in_stats=1", "limits.dropped_in_stats must be true or false, got '1'"),
         ("limits=drop", "limits is a group of settings; set one of limits.handling, limits.dropped_in_stats"),
-        ("advantage.std=all", "advantage.std must be population | sample | none, got 'all'"),
+        ("advantage.std=all", "advantage.std must be population | sample | leave_one_out | none, got 'all'"),
         ("advantage=grpo", "'grpo' is not module:name or file.py:name"),
         ("advantage=agentrl_jax.credit:gipgo", "agentrl_jax.credit has no 'gipgo'; did you mean gigpo?"),
         ("advantage=no_such:rule", "cannot import 'no_such'"),

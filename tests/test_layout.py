@@ -10,9 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "agentrl_jax"
 FLOORS = [
     ["kernels", "data", "chat", "sandbox", "overrides"],
-    ["models", "credit", "objective", "envs", "report"],
+    ["models", "credit", "correction", "objective", "selection", "envs", "report"],
     ["config"],
-    ["inference", "learner"],
+    ["inference", "learner", "presets"],
     ["rollout", "replay"],
     ["runs"],
     ["evaluate"],

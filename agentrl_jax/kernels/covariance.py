@@ -1,6 +1,6 @@
 """Losses that single out the few tokens whose log-prob and advantage move together most: those that eat up the entropy.
 
-Clip-Cov and KL-Cov (https://arxiv.org/abs/2505.22617, section 4). The selection is an argument of the losses, made by
+Clip-Cov and KL-Cov (https://arxiv.org/abs/2505.22617). The selection is an argument of the losses, made by
 `most_covariant` or `choose`; it depends on all tokens of the update, so make it once, before any split into micro-batches.
 `log_ratio`, `logprob` and `advantage` come as in `kernels/policy_loss.py`, with masked tokens set to 0.
 """
@@ -13,7 +13,7 @@ from agentrl_jax.kernels.policy_loss import clipped, ppo_clip
 
 
 def covariance(logprob: Float[Array, "*S"], advantage: Float[Array, "*S"], mask: Bool[Array, "*S"]) -> Float[Array, "*S"]:
-    """`(log pi - mean) (A - mean)` of every token, means over `mask`; a constant, and 0 where not `mask` (Eq. 11)."""
+    """`(log pi - mean) (A - mean)` of every token, means over `mask`; a constant, and 0 where not `mask`."""
     n = jnp.maximum(jnp.sum(mask), 1).astype(logprob.dtype)
 
     def centred(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
@@ -68,7 +68,7 @@ def clip_cov(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Float[Array, "*S"]:
-    """`ppo_clip`, and 0 on the tokens that are `dropped` (Eq. 13). They stay in the denominator of a mean.
+    """`ppo_clip`, and 0 on the tokens that are `dropped`. They stay in the denominator of a mean.
 
     Example:
         >>> candidates = clip_cov_candidates(log_ratio, logprob, advantage, mask)  # doctest: +SKIP
@@ -80,7 +80,7 @@ def clip_cov(
 def kl_cov(
     log_ratio: Float[Array, "*S"], advantage: Float[Array, "*S"], pulled: Bool[Array, "*S"], *, coefficient: float = 1.0
 ) -> Float[Array, "*S"]:
-    """`-A r`, without any clip, plus `coefficient * |log_ratio|` on the tokens that are `pulled` back (Eq. 15).
+    """`-A r`, without any clip, plus `coefficient * |log_ratio|` on the tokens that are `pulled` back.
 
     Example:
         >>> top = most_covariant(covariance(logprob, advantage, mask), mask, share(mask, 2e-4))  # doctest: +SKIP

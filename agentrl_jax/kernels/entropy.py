@@ -1,4 +1,4 @@
-"""Entropy, log-prob and collision probability of a softmax whose logits all fit in memory.
+"""Entropy, log-prob and collision probability of a softmax whose logits all fit in memory; tokens of high entropy.
 
 For small vocabularies, heads over few actions, and tests. A language model's loss takes `kernels/logprob.py`, which never holds the
 logits of all tokens. A logit of -inf forbids a token: it adds 0 to the entropy, not the NaN of `0 * -inf`, and has gradient 0.
@@ -6,7 +6,7 @@ logits of all tokens. A logit of -inf forbids a token: it adds 0 to the entropy,
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 def log_softmax(logits: Float[Array, "*S V"], *, temperature: float = 1.0) -> Float[Array, "*S V"]:
@@ -41,3 +41,16 @@ def collision(logits: Float[Array, "*S V"], *, temperature: float = 1.0) -> Floa
     logp = log_softmax(logits, temperature=temperature)
     safe = jnp.where(jnp.isneginf(logp), 0.0, logp)
     return jnp.sum(jnp.where(jnp.isneginf(logp), 0.0, jnp.exp(2.0 * safe)), axis=-1)
+
+
+def highest(entropy: Float[Array, "*S"], mask: Bool[Array, "*S"], *, share: float) -> Bool[Array, "*S"]:
+    """The `share` of the tokens of `mask` with the highest entropy: those at or above the quantile `1 - share` of all of them.
+
+    Training on the forking tokens only (https://arxiv.org/abs/2506.01939, Eq. 5, with share 0.2): the policy's term counts there alone,
+    its denominator as before. No gradient flows through. At least one token where `mask` has any, and all that tie with the lowest chosen.
+    """
+    x = jnp.where(mask, jax.lax.stop_gradient(entropy), jnp.inf)
+    position = (1.0 - share) * jnp.maximum(jnp.sum(mask, dtype=x.dtype) - 1.0, 0.0)
+    # A position that is whole but for rounding must not be rounded up.
+    rank = jnp.ceil(position * (1.0 - 8 * jnp.finfo(x.dtype).eps)).astype(jnp.int32)
+    return mask & (x >= jnp.sort(x.ravel())[rank])

@@ -39,7 +39,7 @@ def exclude(
 def overlong_penalty(
     length: Float[Array, " E"], *, limit: float, margin: float, scale: float = 1.0, bounded: bool = True
 ) -> Float[Array, " E"]:
-    """Soft overlong punishment (DAPO, https://arxiv.org/abs/2503.14476, Eq. 13): 0 up to `limit - margin`, then down to `-scale` at `limit`.
+    """Soft overlong punishment (DAPO, https://arxiv.org/abs/2503.14476, Eq. 13): 0 up to `limit - margin`, down to `-scale` at `limit`.
 
     Args:
         length: tokens of an episode; of the policy alone, or with the tools' output: the two can be a whole penalty apart.

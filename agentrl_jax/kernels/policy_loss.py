@@ -62,7 +62,7 @@ def ppo_clip(
     Clip-higher of DAPO (https://arxiv.org/abs/2503.14476, Eq. 10) is `clip_high > clip_low`.
 
     Args:
-        dual_clip: bound c > 1 on the loss of A < 0: at most `-A c` (dual clip, https://arxiv.org/abs/1912.09729, Eq. 5). 3 in
+        dual_clip: bound c > 1 on the loss of A < 0: at most `-A c` (dual clip, https://arxiv.org/abs/1912.09729). 3 in
             verl, always on; 1 + 2 * clip in ROLL. None: off.
         max_ratio: cap on the unclipped ratio before the maximum (`delta` of TRL). For A < 0 it ends in the same bound as
             `dual_clip`, so give one of them. None: off.
@@ -107,8 +107,8 @@ def decoupled_ppo(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Float[Array, "*S"]:
-    """`sg(w) PPO(pi / prox)` with `w = prox / behaviour` (https://arxiv.org/abs/2110.00641, Eq. 4; https://arxiv.org/abs/2505.24298,
-    Eq. 5): clipped around the proximal policy, corrected for the one that sampled.
+    """`sg(w) PPO(pi / prox)` with `w = prox / behaviour` (https://arxiv.org/abs/2110.00641; AReaL,
+    https://arxiv.org/abs/2505.24298): clipped around the proximal policy, corrected for the one that sampled.
 
     Args:
         log_ratio: log(train / proximal), unlike elsewhere.
@@ -138,13 +138,12 @@ def cispo(
     max_ratio: float = 1.28,
     drop_clipped: bool = False,
 ) -> Float[Array, "*S"]:
-    """`-sg(clip(r, min_ratio, max_ratio)) A log pi`: no token loses its gradient (CISPO, https://arxiv.org/abs/2506.13585, Eq. 4).
+    """`-sg(clip(r, min_ratio, max_ratio)) A log pi`: no token loses its gradient (CISPO, https://arxiv.org/abs/2506.13585).
 
     Args:
         min_ratio, max_ratio: values of the ratio, not distances from 1: verl's clip_ratio 0.2 is 0.8 and 1.2, TRL's epsilon_high
             5.0 is 0 and 5.0. The paper has no lower bound (0). 0 and 1 truncate as in TIS.
-        drop_clipped: weight 0 where PPO of the same bounds would clip (A > 0 above, A < 0 below): the paper's unified form, Eq. 6
-            and 7.
+        drop_clipped: weight 0 where PPO of the same bounds would clip (A > 0 above, A < 0 below): the paper's unified form.
     """
     ratio = jnp.exp(log_ratio)
     weight = jnp.clip(ratio, min_ratio, max_ratio)
@@ -197,7 +196,7 @@ def topr(
 
 def dro(logprob: Float[Array, "*S"], log_ratio: Float[Array, "*S"], advantage: Float[Array, "*S"], *, beta: float) -> Float[Array, "*S"]:
     """`-A log pi + beta/2 log_ratio^2`: a quadratic pull to the behaviour policy instead of a ratio (DRO,
-    https://arxiv.org/abs/2405.19107, Eq. 7; Kimi k1.5, https://arxiv.org/abs/2501.12599, Eq. 3, where beta is called tau)."""
+    https://arxiv.org/abs/2405.19107; Kimi k1.5, https://arxiv.org/abs/2501.12599, where beta is called tau)."""
     return reinforce(logprob, advantage) + 0.5 * beta * jnp.square(log_ratio)
 
 

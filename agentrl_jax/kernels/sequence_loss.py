@@ -33,7 +33,7 @@ def sequence_log_ratio(
         average: mean of the tokens' log-ratios (the geometric mean of the ratios: GSPO) or their sum (the product: the true ratio of
             the sequence).
         form: "sequence": the gradient goes to every token of the sequence. "token": the value is the sequence's, the gradient goes to
-            the token alone (GSPO-token, https://arxiv.org/abs/2507.18071, Eq. 14). Under a mean over the tokens of the
+            the token alone (GSPO-token, https://arxiv.org/abs/2507.18071, section 4.3). Under a mean over the tokens of the
             sequence the two have the same gradient if the advantage is the same on all of them.
         clamp: bounds of the result; beyond them no gradient.
     """
@@ -64,7 +64,7 @@ def gspo(
     clamp: tuple[float, float] | None = (-MAX_LOG_RATIO, MAX_LOG_RATIO),
 ) -> Float[Array, "B T"]:
     """`max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))`, s the geometric mean of the sequence's ratios (GSPO,
-    https://arxiv.org/abs/2507.18071, Eq. 5 to 7; `form` and `clamp` as in `sequence_log_ratio`).
+    https://arxiv.org/abs/2507.18071, section 4.1; `form` and `clamp` as in `sequence_log_ratio`).
 
     Reduced by a mean over tokens, then over sequences, it is the paper's; reduced by a *sum* over tokens, then a mean over
     sequences, it is LUSPO's, which multiplies by the length. The default clip range is the paper's; frameworks default to 0.2.
@@ -90,7 +90,7 @@ def gmpo(
     clip_high: float = 0.4,
 ) -> Float[Array, "B T"]:
     """`-A exp(mean_t x_t)`, x the token's log-ratio clipped on one side: at most `clip_high` where A > 0, at least `-clip_low` where
-    A < 0, 0 where A = 0 (GMPO, https://arxiv.org/abs/2507.20673, Eq. 4).
+    A < 0, 0 where A = 0 (GMPO, https://arxiv.org/abs/2507.20673).
 
     The bounds are log-ratios. A is the mean of the sequence's advantages.
     """

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_jax.kernels.entropy import collision, entropy, log_prob, log_softmax
+from agentrl_jax.kernels.entropy import collision, entropy, highest, log_prob, log_softmax
 
 rows = st.lists(st.floats(-30, 30), min_size=2, max_size=7).map(lambda x: np.array(x, np.float32))
 
@@ -62,3 +62,24 @@ def test_gradients_by_central_differences(f):
         gradient = jax.grad(f)(x)
         for i, h in enumerate(1e-6 * np.eye(4)):
             np.testing.assert_allclose(gradient[i], (f(x + h) - f(x - h)) / 2e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, [3, 1, 0, 5]), (0.5, [0, 5]), (0.2, [5]), (0.0, [5])])
+@pytest.mark.parametrize("jit", [False, True])
+def test_tokens_of_highest_entropy(share, kept, jit):
+    x = jnp.array([1.0, 0.5, np.nan, 0.2, 9.0, 2.0])
+    mask = jnp.array([True, True, False, True, False, True])
+    f = lambda x, mask: highest(x, mask, share=share)  # noqa: E731
+    found = (jax.jit(f) if jit else f)(x, mask)
+    np.testing.assert_array_equal(np.flatnonzero(found), sorted(kept))
+
+
+def test_highest_of_nothing_and_of_equals():
+    assert not highest(jnp.ones(3), jnp.zeros(3, bool), share=0.5).any()
+    assert highest(jnp.ones(3), jnp.ones(3, bool), share=0.2).all()
+
+
+def test_a_whole_position_is_not_rounded_up():
+    for n in range(2, 300):
+        found = highest(jnp.arange(300.0, dtype=jnp.float32), jnp.arange(300) < n, share=0.2)
+        assert int(found.sum()) == n - -(-4 * (n - 1) // 5)

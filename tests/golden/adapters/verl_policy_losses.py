@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from agentrl_jax.kernels import covariance, policy_loss, reduce, sequence_loss, units
 from tests.golden.adapter import adapter
 from tests.golden.adapters.verl_agg_loss import verl_weights
+from tests.golden.adapters.verl_correction import rollout_correction
 from tests.golden.adapters.verl_kl import estimate
 
 GRADIENT = {"grad_log_prob": ("log_prob", "loss")}
@@ -23,7 +24,8 @@ class Tokens:
             jnp.where(self.mask, x, 0.0) for x in (self.new_raw, self.old_raw, jnp.asarray(inputs["advantages"]))
         )
         self.weight = inputs.get("rollout_is_weights")
-        self.unit = units.rows(self.mask.shape)
+        rows, width = self.mask.shape
+        self.unit = units.rows((rows, width))
 
     def log_ratio(self, clamp: float | None = policy_loss.MAX_LOG_RATIO) -> Any:
         return policy_loss.masked_log_ratio(self.new, self.old, self.mask, clamp=clamp)
@@ -126,10 +128,10 @@ def reinforce(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
 def cispo(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     x = Tokens(inputs)
     log_ratio = x.log_ratio()
-    bounds = {"min_ratio": 1.0 - clips(params)["clip_low"], "max_ratio": 1.0 + clips(params)["clip_high"]}
+    low, high = 1.0 - clips(params)["clip_low"], 1.0 + clips(params)["clip_high"]
     return {
-        "loss": x.loss(policy_loss.cispo(x.new, log_ratio, x.advantage, **bounds), params),
-        "actor/pg_clipfrac": x.mean(policy_loss.outside(log_ratio, **bounds)),
+        "loss": x.loss(policy_loss.cispo(x.new, log_ratio, x.advantage, min_ratio=low, max_ratio=high), params),
+        "actor/pg_clipfrac": x.mean(policy_loss.outside(log_ratio, min_ratio=low, max_ratio=high)),
         "actor/ppo_kl": x.mean(-log_ratio),
         "actor/pg_clipfrac_lower": 0.0,
     }
@@ -201,3 +203,17 @@ def actor_total(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any
         log_ratio = policy_loss.masked_log_ratio(inputs["log_prob"], inputs["ref_log_prob"], mask, clamp=None)
         loss = loss + params["kl_loss_coef"] * reduced(estimate(log_ratio, params["kl_loss_type"]), mask, params)
     return {"loss": loss}
+
+
+@adapter("verl.loss_bypass_mode", gradients=GRADIENT)
+def bypass_mode(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    """No old policy: the ratio is against the rollout, and so are weights and rejection. PPO takes the rejection only."""
+    options = params["policy_loss"]["rollout_correction"]
+    pair = {"old_log_prob": inputs["log_prob"], "rollout_log_prob": inputs["old_log_prob"], "response_mask": inputs["response_mask"]}
+    found = rollout_correction(pair, options)
+    kept = inputs | {"response_mask": found.pop("modified_response_mask")}
+    weight = found.pop("rollout_is_weights", None)
+    if options["loss_type"] == "ppo_clip":
+        return found | vanilla(kept, params)
+    kept |= {"rollout_log_prob": inputs["old_log_prob"], "rollout_is_weights": weight}
+    return found | reinforce(kept, params)
