@@ -120,8 +120,8 @@ def test_a_group_that_lost_most_of_its_members_is_left_out():
 
 
 def test_the_overlong_penalty_counts_the_policys_tokens_or_all(batch):
-    own = selection.overlong_penalty(batch, None, limit=8, margin=4).episodes.reward
-    both = selection.overlong_penalty(batch, None, limit=8, margin=4, tools=True).episodes.reward
+    own = selection.overlong_penalty(batch, sampled, limit=8, margin=4).episodes.reward
+    both = selection.overlong_penalty(batch, sampled, limit=8, margin=4, tools=True).episodes.reward
     assert float(own[1] - batch.episodes.reward[1]) == -1.0  # nine tokens: bounded
     assert float(own[2] - batch.episodes.reward[2]) == 0.0  # three
     assert float(both[2] - batch.episodes.reward[2]) == -1.0  # and a prompt of five

@@ -33,8 +33,8 @@ def unit_sum(x: Float[Array, "B T"], unit: Int[Array, "B T"]) -> Float[Array, "B
     return jax.vmap(of_row)(x, unit)
 
 
-def unit_count(mask: Bool[Array, "B T"], unit: Int[Array, "B T"], dtype: jnp.dtype = jnp.dtype("float32")) -> Float[Array, "B T"]:
-    """Number of tokens of `mask` in each token's unit."""
+def unit_count(mask: Bool[Array, "B T"], unit: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T"]:
+    """Number of tokens of `mask` in each token's unit, as floats of `dtype`."""
     return unit_sum(mask.astype(dtype), unit)
 
 
