@@ -135,7 +135,8 @@ def best(
     size = jnp.asarray(count or 0, dtype)
     if fraction is not None:
         # 0.07 * 100 is 7.000000000000001: what is off by rounding alone is no reason for one group more or less.
-        exact, slack = fraction * jnp.asarray(jnp.sum(valid) if of is None else of, dtype), 1e-5
+        exact = fraction * jnp.asarray(jnp.sum(valid) if of is None else of, dtype)
+        slack = 1e-6 * (1.0 + exact)
         size = jnp.ceil(exact - slack) if rounding == "ceil" else jnp.floor(exact + slack)
     return valid & (_rank(score, valid, order).astype(dtype) < jnp.maximum(size, at_least))
 
