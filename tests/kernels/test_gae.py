@@ -20,11 +20,7 @@ masks = hypothesis.extra.numpy.arrays(bool, T)
 factors = st.floats(0, 1, width=16)
 
 
-def jitted(*names):
-    return jax.jit(gae, static_argnames=("off_step", *names))
-
-
-run = jitted()
+run = jax.jit(gae, static_argnames="off_step")
 
 
 def loop(reward, value, mask, discount, lam, truncated=False, bootstrap=0.0):

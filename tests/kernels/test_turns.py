@@ -104,13 +104,16 @@ def test_3b_mtgrpo_of_three_turns():
     close(mt_grpo(own, jnp.array([1.0, 2.0]), exists, weight=0.5, on="turn"), [[1.2, 0.9, 1], [2, 0, 0]])
 
 
+bi_level_run, gae_run = jax.jit(bi_level_gae), jax.jit(gae)
+
+
 @hypothesis.given(hypothesis.extra.numpy.arrays(np.float32, (2, 8), elements=st.floats(-2, 2, width=16)))
 def test_one_turn_over_all_is_token_gae_of_the_outcome(x):
     reward, value = jnp.asarray(x[:, None])
     mask = jnp.array([[1, 1, 0, 1, 1, 0, 0, 1]], bool)
-    got = bi_level_gae(reward, value, mask, jnp.zeros((1, 8), jnp.int32), discount=0.9, lam=0.8)
+    got = bi_level_run(reward, value, mask, jnp.zeros((1, 8), jnp.int32), discount=0.9, lam=0.8)
     outcome = jnp.zeros((1, 8)).at[0, 7].set(jnp.sum(reward))
-    close(got.advantages, gae(outcome, value, mask, discount=0.9, lam=0.8).advantages)
+    close(got.advantages, gae_run(outcome, value, mask, discount=0.9, lam=0.8).advantages)
 
 
 def test_nonsense_is_refused():

@@ -14,6 +14,13 @@ rows = hypothesis.extra.numpy.arrays(np.float32, T, elements=st.floats(-2, 2, wi
 masks = hypothesis.extra.numpy.arrays(bool, T)
 TRUNCATED = {"truncated": jnp.array(True), "bootstrap_value": jnp.asarray(0.5, jnp.float32)}
 run = jax.jit(vtrace, static_argnames=("clip_rho", "clip_c", "clip_pg", "leak"))
+target, one_step, whole, mixed = (
+    jax.jit(off_policy_return),
+    jax.jit(n_step_return, static_argnames="n"),
+    jax.jit(discounted_return),
+    jax.jit(lambda_return),
+)
+on_policy = jax.jit(gae)
 
 
 def close(got, want):
@@ -45,7 +52,7 @@ def test_is_the_plain_loop(log_ratio, reward, value, mask):
 def test_on_policy_it_is_gae(reward, value, mask):
     arguments = jnp.asarray(reward), jnp.asarray(value), jnp.asarray(mask)
     out = run(jnp.zeros(T), *arguments, discount=0.9, lam=0.8, **TRUNCATED)
-    want = gae(*arguments, discount=0.9, lam=0.8, **TRUNCATED).advantages
+    want = on_policy(*arguments, discount=0.9, lam=0.8, **TRUNCATED).advantages
     close(out.errors, want)
     close(out.advantages, want)
 
@@ -67,10 +74,10 @@ def test_traces_between_one_step_and_the_whole_return(reward, value, mask):
     x, m = jnp.asarray(reward), jnp.asarray(mask)
     hidden = jnp.asarray(np.where(mask, value, np.nan))
     same = {"discount": 0.9, **TRUNCATED}
-    close(off_policy_return(x, hidden, hidden, jnp.zeros(T), m, **same), n_step_return(x, hidden, m, n=1, **same))
+    close(target(x, hidden, hidden, jnp.zeros(T), m, **same), one_step(x, hidden, m, n=1, **same))
     # With Q = V and trace lambda it is the lambda-return; with trace 1 the whole one.
-    close(off_policy_return(x, hidden, hidden, jnp.full(T, 0.7), m, **same), lambda_return(x, hidden, m, lam=0.7, **same))
-    close(off_policy_return(x, hidden, hidden, jnp.ones(T), m, **same), discounted_return(x, m, **same))
+    close(target(x, hidden, hidden, jnp.full(T, 0.7), m, **same), mixed(x, hidden, m, lam=0.7, **same))
+    close(target(x, hidden, hidden, jnp.ones(T), m, **same), whole(x, m, **same))
 
 
 def test_episodes_in_one_row():
