@@ -6,6 +6,7 @@ VENV ?= .venv
 EXP ?= experiments/bugfix_grpo.py
 RUN ?= $(shell ls -td runs/*/ 2>/dev/null | head -1)
 ARGS ?=
+FOLDER ?= tests/golden
 LOCK_PYTHONS ?= python3.11 python3.12
 
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train eval report check-env ablation control smoke bench notebooks test test-fast lint types lock clean
+.PHONY: help train eval report check-env ablation control smoke bench golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +52,9 @@ bench: $(VENV)/bench  ## speed of the parts, and of PyTorch doing the same (Pyth
 
 notebooks: $(VENV)/dev  ## run every notebook from top to bottom
 	$(BIN)/jupyter execute --timeout=600 notebooks/*.ipynb
+
+golden: $(VENV)/dev  ## every stored number of the reference implementations, in float64: FOLDER=tests/golden
+	$(BIN)/python tests/golden/run.py $(FOLDER) $(ARGS)
 
 test: $(VENV)/dev  ## all tests; one that lacks a part says so and is skipped, or fails under REQUIRE_REAL=1
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,14 +1,19 @@
 """Check every case of a golden folder against this package, in float64.
 
-    python tests/golden/run.py FOLDER [FUNCTION ...]
+    python tests/golden/run.py FOLDER [--first] [FUNCTION ...]
 
 FOLDER holds `manifest.json` and one `.npz` per family. Prints passed, failed and unsupported per function; exits with 1 on a failure.
+FUNCTION is the beginning of a name; --first looks at one case of each function only.
 """
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +32,26 @@ TOLERANCE = {"float64": (1e-7, 1e-9), "float32 inside": (2e-5, 1e-6)}
 """Kind of arithmetic that made a case -> (relative, absolute) tolerance."""
 
 
-def cases(folder: Path) -> Iterator[Case]:
-    """All cases with a function; the models' family has none."""
+def families(folder: Path) -> list[dict[str, Any]]:
+    """Those with functions; the models' family has none."""
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    for family in manifest["families"]:
-        if not str(family.get("file", "")).endswith(".npz"):
-            continue
+    return [family for family in manifest["families"] if str(family.get("file", "")).endswith(".npz")]
+
+
+def cases(folder: Path, function: str) -> Iterator[Case]:
+    """All cases of one function."""
+    for family in families(folder):
         with np.load(folder / family["file"], allow_pickle=False) as arrays:
             for case in family["cases"]:
+                if case["fn"] != function:
+                    continue
                 inputs: dict[str, Any] = {name: wide(arrays[f"{case['id']}/in/{name}"]) for name in case["inputs"]}
                 inputs |= dict.fromkeys(case.get("null_inputs", ()))
                 outputs: dict[str, Any] = {name: arrays[f"{case['id']}/out/{name}"] for name in case["outputs"]}
                 outputs |= {name: number(value) for name, value in case["out_scalars"].items()}
                 precision = "float64" if case["precision"].startswith("float64") else "float32 inside"
-                yield Case(
-                    case["id"], case["fn"], case["params"], inputs, outputs, case["compare"], precision, case.get("raises") or None
-                )
+                raises = case.get("raises") or None
+                yield Case(case["id"], function, case["params"], inputs, outputs, case["compare"], precision, raises)
 
 
 def wide(x: Any) -> Any:
@@ -104,14 +113,10 @@ def differs(case: Case, found: dict[str, Any], name: str, value: Any) -> str | N
     return f"largest difference {np.nanmax(np.abs(got.astype(float) - want.astype(float)), initial=0.0):.3g} of {scale:.3g}"
 
 
-def main(arguments: list[str]) -> int:
-    folder, *only = arguments
-    counts: dict[str, list[int]] = {}
-    failures = []
-    for case in cases(Path(folder)):
-        if only and not any(case.function.startswith(name) for name in only):
-            continue
-        row = counts.setdefault(case.function, [0, 0, 0])
+def judged(folder: Path, function: str, first: bool) -> tuple[list[int], list[str]]:
+    """(passed, failed, unsupported) cases of one function, and a line for everything that differs."""
+    row, failures = [0, 0, 0], []
+    for case in cases(folder, function):
         if any((name, "*") in UNSUPPORTED for name in (case.function, case.id)):
             row[2] += 1
             continue
@@ -125,14 +130,29 @@ def main(arguments: list[str]) -> int:
             trouble = [] if case.raises and isinstance(error, ValueError) else [f"{type(error).__name__}: {str(error)[:200]}"]
         row[1 if trouble else 0] += 1
         failures += [f"{case.id}  {line}" for line in trouble]
+        if first:
+            break
+    return row, failures
+
+
+def main(arguments: list[str]) -> int:
+    first = "--first" in arguments
+    folder, *only = [argument for argument in arguments if argument != "--first"]
+    functions = dict.fromkeys(case["fn"] for family in families(Path(folder)) for case in family["cases"])
+    chosen = [name for name in functions if not only or any(name.startswith(prefix) for prefix in only)]
+    # Nearly all of the time goes into compiling small programs, which takes one core each.
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        results = list(pool.map(partial(judged, Path(folder), first=first), chosen))
     print(f"{'function':44}{'passed':>8}{'failed':>8}{'unsupported':>13}")
-    for function, row in counts.items():
+    for function, (row, _) in zip(chosen, results, strict=True):
         print(f"{function:44}{row[0]:>8}{row[1]:>8}{row[2]:>13}")
-    print(f"{'all':44}" + "".join(f"{sum(column):>{width}}" for column, width in zip(zip(*counts.values(), strict=True), (8, 8, 13), strict=True)))
+    total = [sum(column) for column in zip(*(row for row, _ in results), strict=True)]
+    print(f"{'all':44}{total[0]:>8}{total[1]:>8}{total[2]:>13}")
     for (name, output), reason in UNSUPPORTED.items():
         print(f"unsupported  {name}{'' if output == '*' else ' ' + output}: {reason}")
-    print("\n".join(failures))
-    return 1 if failures else 0
+    for _, failures in results:
+        print("".join(f"{line}\n" for line in failures), end="")
+    return 1 if total[1] else 0
 
 
 if __name__ == "__main__":
