@@ -21,10 +21,10 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train eval report check-env ablation control smoke bench golden notebooks test test-fast lint types lock clean
+.PHONY: help train eval report check-env ablation control smoke bench bench-kernels golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(VENV)/base  ## run an experiment: EXP=experiments/bugfix_grpo.py ARGS="optimizer.learning_rate=1e-3 advantage=my_rule.py:rule"
 	$(BIN)/python -m agentrl_jax.train $(EXP) $(ARGS)
@@ -49,6 +49,9 @@ smoke: $(VENV)/base  ## every part of a run in under two minutes, failing where 
 
 bench: $(VENV)/bench  ## speed of the parts, and of PyTorch doing the same (Python 3.11)
 	$(BIN)/python -m experiments.bench $(ARGS)
+
+bench-kernels: $(VENV)/bench  ## speed and memory of every rule of credit and loss, and of PyTorch doing the same (Python 3.11)
+	$(BIN)/python -m experiments.bench_kernels $(ARGS)
 
 notebooks: $(VENV)/dev  ## run every notebook from top to bottom
 	$(BIN)/jupyter execute --timeout=600 notebooks/*.ipynb

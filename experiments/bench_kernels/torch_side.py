@@ -1,0 +1,54 @@
+"""The PyTorch half of the benchmark, for a Python without this package.
+
+python -m experiments.bench_kernels.torch_side eager|compile|verl ARRAYS.npz THREADS
+"""
+
+# pyright: reportMissingImports=false
+
+import sys
+from collections.abc import Callable
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from experiments.bench_kernels import verl_rules
+from experiments.bench_kernels.batch import Arrays
+from experiments.bench_kernels.serve import serve
+from experiments.bench_kernels.torch_credit import CREDIT, Batch
+from experiments.bench_kernels.torch_losses import LOSSES
+
+
+def load(arrays: Arrays) -> Batch:
+    d = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    d = {name: x.long() if x.dtype == torch.int32 else x for name, x in d.items()}
+    return {**d, "on": d["mask"], "mask": d["mask"].float()}
+
+
+def rule(name: str, d: Batch, mode: str = "eager") -> Callable[[], list[Tensor]]:
+    """A function without arguments that gives the advantages, or the loss and its gradient."""
+    function = (verl_rules.rules() if mode == "verl" else {**CREDIT, **LOSSES})[name]
+    if mode == "compile":
+        function = torch.compile(function, dynamic=False)
+    if name in CREDIT:
+        return torch.no_grad()(lambda: [function(d)])
+    x = d["new_value" if name == "value_loss" else "new"].detach().requires_grad_()
+
+    def loss_and_gradient() -> list[Tensor]:
+        x.grad = None
+        loss = function(x, d)
+        loss.backward()
+        assert x.grad is not None
+        return [loss.detach(), x.grad]
+
+    return loss_and_gradient
+
+
+def to_numpy(outputs: list[Tensor]) -> list[NDArray]:
+    return [x.numpy() for x in outputs]
+
+
+if __name__ == "__main__":
+    mode, file, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    serve(file, load, lambda name, d: rule(name, d, mode), to_numpy)
