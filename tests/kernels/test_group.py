@@ -11,7 +11,7 @@ from agentrl_jax.kernels.group import gigpo, group_relative, group_statistics, s
 
 STATIC = ("std", "baseline", "eps", "eps_in", "singleton", "std_about")
 relative = jax.jit(group_relative, static_argnames=STATIC)
-two_levels = jax.jit(gigpo, static_argnames=("std", "eps", "singleton", "stats"))
+two_levels = jax.jit(gigpo, static_argnames=("omega", "std", "eps", "singleton", "stats"))
 ONE_GROUP = jnp.zeros(4, jnp.int32)
 ALL = jnp.ones(4, bool)
 REWARDS = jnp.array([1.0, 0.0, 1.0, 1.0])
