@@ -39,7 +39,7 @@ def over_unit(
     Of log-ratios the sum is the log of the product of the ratios, the mean that of their geometric mean. Every token of a unit carries
     the unit's value, those not in `mask` too; 0 where the unit has no token in it and, at level "token", where not `mask`.
     """
-    unit = units.rows(x.shape) if unit is None else unit
+    unit = units.rows((x.shape[0], x.shape[1])) if unit is None else unit
     x = jnp.where(mask, x, 0.0)
     if level == "token":
         return x
@@ -128,7 +128,8 @@ def mean_weight(
     """What `normalised` divides by; 0 where nothing is in `mask`."""
     counted = mask.astype(weight.dtype)
     if over == "unit":
-        size = units.unit_count(mask, units.rows(weight.shape) if unit is None else unit, weight.dtype)
+        unit = units.rows((mask.shape[0], mask.shape[1])) if unit is None else unit
+        size = units.unit_count(mask, unit, weight.dtype)
         counted = counted / jnp.maximum(size, 1.0)
     elif over != "token":
         raise ValueError(f"over {over!r}: choose token or unit")

@@ -19,7 +19,7 @@ from agentrl_jax.kernels.whiten import Divisor
 class Summary(NamedTuple):
     """Of the entries under a mask, as a whole or of each part; 0 where there are none."""
 
-    count: Float[Array, "*P"]
+    number: Float[Array, "*P"]
     total: Float[Array, "*P"]
     mean: Float[Array, "*P"]
     std: Float[Array, "*P"]
@@ -37,7 +37,7 @@ def summary(
     lower: float | None = None,
     upper: float | None = None,
 ) -> Summary:
-    """Count, sum, mean, std, smallest and largest of `x` over `mask`. What is not in the mask may hold anything.
+    """Number, sum, mean, std, smallest and largest of `x` over `mask`. What is not in the mask may hold anything.
 
     Args:
         x: numbers, or conditions, whose mean is a fraction.
@@ -92,7 +92,8 @@ def perplexity(logprob: Float[Array, "B T"], mask: Bool[Array, "B T"], unit: Int
 
     Of `-log_ratio` it is the geometric mean of the ratios; of `log_ratio` the perplexity of the trainer over the sampler's.
     """
-    return jnp.exp(-units.unit_mean(logprob, mask, units.rows(logprob.shape) if unit is None else unit))
+    unit = units.rows((mask.shape[0], mask.shape[1])) if unit is None else unit
+    return jnp.exp(-units.unit_mean(logprob, mask, unit))
 
 
 def chi_square(log_ratio: Float[Array, "*S"], *, max_log_ratio: float | None = 20.0) -> Float[Array, "*S"]:
@@ -135,7 +136,7 @@ def repetition(
 
     An n-gram is n tokens in a row of `mask` and one unit, compared exactly.
     """
-    unit = units.rows(ids.shape) if unit is None else unit
+    unit = units.rows((ids.shape[0], ids.shape[1])) if unit is None else unit
     length = ids.shape[1]
     if length < n:
         return jnp.zeros(ids.shape, jnp.result_type(float))

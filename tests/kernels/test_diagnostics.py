@@ -84,7 +84,7 @@ def test_slices_by_length_lag_and_versions():
     assert np.asarray(spanned).tolist() == [[3, 3, 0, 0], [3, 3, 3, 3]]
     lag = diagnostics.policy_lag(version, 6)
     of_lag = diagnostics.summary(jnp.ones((2, 4)), mask, part=diagnostics.bucket(lag, (1, 3)), parts=3)
-    assert of_lag.count.tolist() == [1, 2, 2]  # lag 0 | 1 and 2 | 3 and more
+    assert of_lag.number.tolist() == [1, 2, 2]  # lag 0 | 1 and 2 | 3 and more
     assert np.asarray(diagnostics.bucket(length, (2, 4))).tolist() == [[2, 2, 0, 0], [2, 2, 2, 2]]
 
 

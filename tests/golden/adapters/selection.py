@@ -40,8 +40,8 @@ def reward_filter(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, A
     episode = np.arange(len(rows)) if inputs["episode_ids"] is None else first_seen(inputs["episode_ids"])
     group = jnp.asarray(episode // (len(set(episode.tolist())) // params["num_groups"]))
     once = jnp.zeros(len(rows), bool).at[np.unique(episode, return_index=True)[1]].set(True)
-    kind: filters.Score = {"reward": "mean", "reward_sum": "sum", "reward_variance": "std"}[params["metric"]]
-    score = filters.group_score(rows, group, once, score=kind)[: params["num_groups"]]
+    kinds: dict[str, filters.Score] = {"reward": "mean", "reward_sum": "sum", "reward_variance": "std"}
+    score = filters.group_score(rows, group, once, score=kinds[params["metric"]])[: params["num_groups"]]
     kept = chosen(score, params)[group]
     std = filters.group_score(rows, group, once)[group]
     return {"kept_rows": jnp.flatnonzero(kept), "reward_std": std[kept]}
@@ -84,8 +84,8 @@ def reward_variance_top_p(inputs: dict[str, Any], params: dict[str, Any]) -> dic
         "kept_rows": jnp.flatnonzero(rows),
         "advantages": filters.rescaled(jnp.asarray(inputs["advantages"]), kept, there)[rows],
         "filter/train/top_p/cumulative_variance_ratio": filters.kept_share(variance, kept, there),
-        "filter/train/top_p/num_selected_groups": diagnostics.summary(variance, kept).count,
-        "filter/train/top_p/num_total_groups": diagnostics.summary(variance, there).count,
+        "filter/train/top_p/num_selected_groups": diagnostics.summary(variance, kept).number,
+        "filter/train/top_p/num_total_groups": diagnostics.summary(variance, there).number,
         "filter/train/top_p/loss_scale": filters.rescaled(jnp.ones(()), kept, there),
     }
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from agentrl_jax.kernels import correction, policy_loss, reduce
 from tests.golden.adapter import adapter
 
+MODES: dict[str, correction.Mode] = {"truncate": "truncate", "clip": "clamp", "mask": "raw"}
 LEVELS: dict[str, correction.Level] = {"token": "token", "sequence": "sum", "geometric": "mean"}
 
 
@@ -61,7 +62,7 @@ def mis_weights(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any
         ratio,
         mask,
         level=level,
-        mode={"truncate": "truncate", "clip": "clamp", "mask": "raw"}[mode],
+        mode=MODES[mode],
         lower=lower if mode == "clip" else None,
         upper=upper,
     )

@@ -115,7 +115,7 @@ def any_of_row(condition: Any, mask: Any) -> Any:
 
 def rejected(ratio: Any, mask: Any, keep: Any, level: Any, statistic: Any, low: float | None, high: float) -> dict[str, Any]:
     """What verl reports of one statistic. Of k1, all of it is log(rollout / train)."""
-    if statistic == "k1":
+    if statistic == "k1" and low is not None:
         low, high = math.log(low), math.log(high)
     rows = jnp.any(mask, axis=1)
     value = correction.over_unit(correction.divergence(ratio, statistic=statistic), mask, level=level)
