@@ -28,7 +28,7 @@ class Tokens:
     def __init__(self, x: dict[str, Any], p: dict[str, Any]) -> None:
         mask = jnp.asarray(x["completion_mask"]) != 0
         self.mask = mask if x["tool_mask"] is None else mask & (x["tool_mask"] != 0)
-        self.unit, self.rows = units.rows(mask.shape), mask.shape[0]
+        self.unit, self.rows = units.rows((mask.shape[0], mask.shape[1])), mask.shape[0]
         self.new = jnp.where(self.mask, x["per_token_logps"], 0.0)
         self.old = jax.lax.stop_gradient(self.new) if x["old_per_token_logps"] is None else x["old_per_token_logps"]
         self.advantage = jnp.where(self.mask, x["advantages"][:, None], 0.0)
