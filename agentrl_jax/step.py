@@ -135,4 +135,6 @@ class Clock:
             "rollout/tokens_per_second": sampled / collect,
             "rollout/episodes_per_second": len(episodes) / collect,
             "train/tokens_per_second": tokens / train,
+            "rollout/programs": float(self._engine.programs),
+            "train/programs": float(Learner.update._cache_size()),
         }

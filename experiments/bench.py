@@ -17,11 +17,16 @@ PARTS = ("generate", "sandbox", "train", "rest")
 
 
 def shares(run: Path) -> str:
-    """Median seconds and share of each part of a step; the first step compiles and is left out."""
+    """Median seconds and share of each part of a step, the first left out, since it compiles; and how much was compiled."""
     found = columns(read(run))
     seconds = {part: median(found[f"time/{part}"][1][1:]) for part in PARTS}
     total = sum(seconds.values())
-    return f"a step of {run}: " + "  ".join(f"{part} {value:.2f} s ({value / total:.0%})" for part, value in seconds.items())
+    parts = "  ".join(f"{part} {value:.2f} s ({value / total:.1%})" for part, value in seconds.items())
+    programs = {kind: int(found[f"{kind}/programs"][1][-1]) for kind in ("rollout", "train")}
+    return (
+        f"a step of {run}: {parts}\n"
+        f"programs compiled in {len(found['time/train'][1])} steps: generation {programs['rollout']}, updates {programs['train']}"
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -66,6 +66,7 @@ TABLE: tuple[Metric, ...] = (
     *_of_episodes("rollout", "training episodes"),
     Metric("rollout/tokens_per_second", "tokens/s", "sampled tokens over the seconds of the collection"),
     Metric("rollout/episodes_per_second", "episodes/s", "finished episodes over the seconds of the collection"),
+    Metric("rollout/programs", "programs", "of generation, compiled so far in this process; the engine has a bound for them"),
     Metric("rollout/staleness", "updates", "mean age of a trained token: version of the trained weights minus version that sampled it"),
     Metric("rollout/staleness_max", "updates", "age of the oldest trained token"),
     Metric("rollout/degenerate_groups", "fraction", "groups whose members all earned the same, so that they teach nothing"),
@@ -82,6 +83,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("train/learning_rate", "1/step", "learning rate of the update"),
     Metric("train/ratio", "ratio", "mean importance ratio train/behaviour of the trained tokens"),
     Metric("train/ratio_max", "ratio", "largest importance ratio"),
+    Metric("train/weight", "ratio", "mean weight that the correction gave the trained tokens"),
     Metric("train/clip_fraction", "fraction", "trained tokens whose ratio was clipped"),
     Metric("train/effective_sample_size", "fraction", "(sum w)^2 / (n sum w^2) of the importance weights"),
     Metric("train/logprob_difference", "nats", "mean |trainer - sampler| log-prob of the trained tokens"),
@@ -90,6 +92,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("train/advantage_std", "reward", "standard deviation of the same"),
     Metric("train/tokens", "tokens", "tokens in the loss"),
     Metric("train/skipped", "updates", "1 where the batch was empty or the gradient not finite and the weights stayed"),
+    Metric("train/programs", "programs", "of updates, compiled so far in this process: one for each shape of a batch"),
     Metric("train/tokens_per_second", "tokens/s", "tokens of all authors over the seconds of the update"),
     Metric("time/*", "s", "wall-clock of a part of the step: collect, update, publish, evaluate, ..."),
 )
