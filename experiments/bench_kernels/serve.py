@@ -49,7 +49,7 @@ def serve(
                 start = time.perf_counter()
                 run()
                 ms.append(1e3 * (time.perf_counter() - start))
-            answer = {"ms": ms}
+            answer: dict[str, Any] = {"ms": ms}
         except Exception as error:  # noqa: BLE001 - one rule that fails, such as a compiler that is missing, is a line of the table
             answer = {"error": f"{type(error).__name__}: {error}"}
         finally:

@@ -7,6 +7,7 @@ python -m experiments.bench_kernels.torch_side eager|compile|verl ARRAYS.npz THR
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def rule(name: str, d: Batch, mode: str = "eager") -> Callable[[], list[Tensor]]
     return loss_and_gradient
 
 
-def to_numpy(outputs: list[Tensor]) -> list[NDArray]:
+def to_numpy(outputs: list[Tensor]) -> list[NDArray[Any]]:
     return [x.numpy() for x in outputs]
 
 
