@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentrl_jax.kernels import kl, units
+from agentrl_jax.kernels import kl, ranking, units
 from agentrl_jax.kernels.policy_loss import MAX_LOG_RATIO
 
 Level = Literal["token", "sum", "mean", "max", "min"]
@@ -210,14 +210,7 @@ def m2po(log_ratio: Float[Array, "*S"], mask: Bool[Array, "*S"], *, threshold: f
     for the mean of the rest to be below `threshold`, but never the last one. False where not `mask`. Of equal values the earlier
     tokens stay.
     """
-    squares = jnp.where(mask, jnp.square(jnp.where(mask, log_ratio, 0.0)), jnp.inf).ravel()
-    order = jnp.argsort(squares, stable=True)
-    rank = jnp.argsort(order, stable=True)
-    ascending = jnp.where(jnp.isfinite(squares[order]), squares[order], 0.0)
-    number = jnp.arange(1, ascending.shape[0] + 1)
-    below = (jnp.cumsum(ascending) / number.astype(ascending.dtype) < threshold) & (number <= jnp.sum(mask))
-    kept = jnp.maximum(jnp.max(jnp.where(below, number, 0), initial=0), 1)
-    return mask & (rank < kept).reshape(mask.shape)
+    return ranking.smallest(jnp.square(jnp.where(mask, log_ratio, 0.0)), mask, mean_below=threshold)
 
 
 def _between(x: Float[Array, "*S"], lower: float | None, upper: float | None, *, strict: bool) -> Bool[Array, "*S"]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from agentrl_jax.kernels import ranking
 from agentrl_jax.kernels.policy_loss import clipped, ppo_clip
 
 
@@ -31,15 +32,13 @@ def share(mask: Bool[Array, "*S"], fraction: float) -> Int[Array, ""]:
 
 def most_covariant(value: Float[Array, "*S"], mask: Bool[Array, "*S"], count: Int[Array, ""]) -> Bool[Array, "*S"]:
     """The `count` tokens of `mask` with the largest `value`; of equal ones the first in row-major order."""
-    order = jnp.argsort(jnp.where(mask, value, -jnp.inf).ravel(), descending=True, stable=True)
-    rank = jnp.zeros(value.size, order.dtype).at[order].set(jnp.arange(value.size, dtype=order.dtype))
-    return mask & (rank < count).reshape(mask.shape)
+    return ranking.largest(value, mask, count)
 
 
 def choose(candidates: Bool[Array, "*S"], count: Int[Array, ""], key: Key[Array, ""] | None = None) -> Bool[Array, "*S"]:
     """`count` of the candidates at random, all of them if there are fewer. Without a key the first in row-major order."""
     if key is None:
-        return candidates & (jnp.cumsum(candidates.ravel()).reshape(candidates.shape) <= count)
+        return ranking.first(candidates, count)
     return most_covariant(jax.random.uniform(key, candidates.shape), candidates, count)
 
 

@@ -1,4 +1,4 @@
-"""The linear recurrence that returns and advantages are made of, in logarithmic depth instead of a loop over time.
+"""The linear recurrence that returns and advantages are made of, in logarithmic depth (on CPUs in blocks) instead of a loop over time.
 
 Time is the last axis of every array. `keep` marks the positions that are steps; the others are passed over.
 """
@@ -9,6 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 Factor = float | Float[Array, ""] | Float[Array, "*#B #T"]
 """A number for all steps, or one for each row or each step."""
+
+BLOCK = 64
+"""Steps of a block on a CPU."""
 
 Cut = Bool[Array, "..."]
 BehindCut = Float[Array, "..."]
@@ -26,13 +29,45 @@ def discounted_sum(x: Float[Array, "*B T"], decay: Float[Array, "*B T"]) -> Floa
 
     decay 0 ends a part (nothing flows in from later), 1 hands the later value on undiminished.
     """
+    decay = jnp.broadcast_to(decay, x.shape)
+    if x.shape[-1] < 4 * BLOCK:
+        return _logarithmic(x, decay)
+    return jax.lax.platform_dependent(x, decay, cpu=_blocked, default=_logarithmic)
 
+
+def _logarithmic(x: Float[Array, "*B T"], decay: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
     def join(
         later: tuple[Float[Array, "*S"], Float[Array, "*S"]], earlier: tuple[Float[Array, "*S"], Float[Array, "*S"]]
     ) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
         return earlier[0] + earlier[1] * later[0], earlier[1] * later[1]
 
-    return jax.lax.associative_scan(join, (x, jnp.broadcast_to(decay, x.shape)), reverse=True, axis=x.ndim - 1)[0]
+    return jax.lax.associative_scan(join, (x, decay), reverse=True, axis=x.ndim - 1)[0]
+
+
+def _blocked(x: Float[Array, "*B T"], decay: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
+    """In blocks, all of them at once: what each hands to the one before, the recurrence over those, and then every step. Reads x twice."""
+    blocks, end = -(-x.shape[-1] // BLOCK), -x.shape[-1] % BLOCK
+    pad = [(0, 0)] * (x.ndim - 1) + [(0, end)]
+
+    def in_time(a: Float[Array, "*B T"]) -> Float[Array, "L *B C"]:
+        return jnp.moveaxis(jnp.pad(a, pad).reshape(*x.shape[:-1], blocks, BLOCK), -1, 0)
+
+    def whole(
+        behind: tuple[Float[Array, "*B C"], Float[Array, "*B C"]], step: tuple[Float[Array, "*B C"], Float[Array, "*B C"]]
+    ) -> tuple[tuple[Float[Array, "*B C"], Float[Array, "*B C"]], None]:
+        return (step[0] + step[1] * behind[0], step[1] * behind[1]), None
+
+    def each(
+        behind: Float[Array, "*B C"], step: tuple[Float[Array, "*B C"], Float[Array, "*B C"]]
+    ) -> tuple[Float[Array, "*B C"], Float[Array, "*B C"]]:
+        y = step[0] + step[1] * behind
+        return y, y
+
+    steps = in_time(x), in_time(decay)
+    like = steps[0][0]
+    handed, _ = jax.lax.scan(whole, (jnp.zeros_like(like), jnp.ones_like(like)), steps, reverse=True)
+    _, y = jax.lax.scan(each, shifted(discounted_sum(*handed)), steps, reverse=True)
+    return jnp.moveaxis(y, 0, -1).reshape(*x.shape[:-1], blocks * BLOCK)[..., : x.shape[-1]]
 
 
 def windowed_sum(x: Float[Array, "*B T"], decay: Float[Array, "*B T"], n: int) -> tuple[Float[Array, "*B T"], Float[Array, "*B T"]]:

@@ -27,10 +27,13 @@ def rows(shape: tuple[int, int]) -> Int[Array, "B T"]:
 def unit_sum(x: Float[Array, "B T"], unit: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """Sum of `x` over all tokens of the same `unit` in the row; units are numbered below T."""
 
+    def whole(x: Float[Array, "B T"], unit: Int[Array, "B T"]) -> Float[Array, "B T"]:
+        return jnp.broadcast_to(jnp.sum(x, axis=1, keepdims=True), x.shape)
+
     def of_row(x: Float[Array, " T"], unit: Int[Array, " T"]) -> Float[Array, " T"]:
         return jax.ops.segment_sum(x, unit, x.shape[0])[unit]
 
-    return jax.vmap(of_row)(x, unit)
+    return jax.lax.cond(jnp.any(unit != 0), jax.vmap(of_row), whole, x, unit)
 
 
 def unit_count(mask: Bool[Array, "B T"], unit: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T"]:
