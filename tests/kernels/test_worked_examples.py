@@ -267,7 +267,7 @@ def test_12f_an_episode_in_two_rows_does_not_make_one_group_of_the_batch(x):
 @example("12g_rollout_mean")
 def test_12g_tokens_of_an_episode_in_two_segments_weigh_the_same(x):
     first, second = x.seg_tokens
-    mask = jnp.arange(6) < jnp.array([first, second])[:, None]
+    mask = jnp.arange(6)[None] < jnp.array([first, second])[:, None]
     episode, group = jnp.zeros((2, 6), jnp.int32), jnp.zeros(1, jnp.int32)
     close(token_weights(mask, episode, group, reduction="episode")[mask], np.full(first + second, x.per_rollout_token_weight))
     close(token_weights(mask, reduction="episode")[:, 0], x.per_segment_mean_weight)
@@ -303,7 +303,7 @@ def test_a_summary_is_an_action_once_where_the_policy_wrote_it_and_its_copy_neve
 def test_12e_of_parallel_subagents_the_slowest_counts(x):
     main = array([stage[0] for stage in x.stages])
     steps = [stage[1] for stage in x.stages]
-    mask = jnp.arange(2) < jnp.array([len(of) for of in steps])[:, None]
+    mask = jnp.arange(2)[None] < jnp.array([len(of) for of in steps])[:, None]
     taken = array([[*of, 0, 0][:2] for of in steps])
     for level, expected in (("max", x.critical), ("sum", x.total)):
         assert jnp.sum(main + correction.over_unit(taken, mask, level=level)[:, 0]) == expected
