@@ -136,5 +136,5 @@ class Clock:
             "rollout/episodes_per_second": len(episodes) / collect,
             "train/tokens_per_second": tokens / train,
             "rollout/programs": float(self._engine.programs),
-            "train/programs": float(Learner.update._cache_size()),
+            "train/programs": float(Learner.update._cache_size()),  # pyright: ignore[reportAttributeAccessIssue] - of jax.jit
         }
