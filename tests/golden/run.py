@@ -28,7 +28,7 @@ jax.config.update("jax_platforms", "cpu")
 from tests.golden import adapters  # noqa: F401
 from tests.golden.adapter import ADAPTERS, UNSUPPORTED, Case
 
-TOLERANCE = {"float64": (1e-7, 1e-7), "float32 inside": (2e-5, 1e-6)}
+TOLERANCE = {"float64": (1e-6, 1e-7), "float32 inside": (2e-5, 1e-6)}
 """Kind of arithmetic that made a case -> (relative, absolute) tolerance."""
 
 
@@ -41,10 +41,11 @@ def families(folder: Path) -> list[dict[str, Any]]:
 def cases(folder: Path, function: str) -> Iterator[Case]:
     """All cases of one function."""
     for family in families(folder):
+        named = [case for case in family["cases"] if case["fn"] == function]
+        if not named:
+            continue
         with np.load(folder / family["file"], allow_pickle=False) as arrays:
-            for case in family["cases"]:
-                if case["fn"] != function:
-                    continue
+            for case in named:
                 inputs: dict[str, Any] = {name: wide(arrays[f"{case['id']}/in/{name}"]) for name in case["inputs"]}
                 inputs |= dict.fromkeys(case.get("null_inputs", ()))
                 outputs: dict[str, Any] = {name: arrays[f"{case['id']}/out/{name}"] for name in case["outputs"]}

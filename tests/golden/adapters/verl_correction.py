@@ -62,7 +62,7 @@ def weights(inputs: dict[str, Any], params: dict[str, Any]) -> tuple[Any, dict[s
         "seq_fraction_low": rows_below,
     }
     if params["rollout_is"] == "sequence":
-        products = jnp.exp(correction.over_unit(ratio, mask, level="sum")[:, 0])
+        products = correction.importance_weight(ratio, mask, level="sum", mode="raw", outside=True)[:, 0]
         extreme = diagnostics.summary(products, rows)
         below, above = diagnostics.fractions_outside(products, rows, lower=lower, upper=high)
         found |= {"max": extreme.maximum, "min": extreme.minimum, "ratio_fraction_high": above, "ratio_fraction_low": below}
