@@ -44,6 +44,13 @@ hypothesis.settings.register_profile("fast", max_examples=15, **_RELAXED)
 hypothesis.settings.load_profile("default")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_a_module():
+    """Thousands of compiled programs at once exhaust the memory maps that a process may have, and XLA then crashes."""
+    yield
+    jax.clear_caches()
+
+
 def _bwrap() -> str | None:
     from agentrl_jax.sandbox import bubblewrap
 

@@ -76,10 +76,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def measured(folder: Path) -> list[dict[str, float]]:
-    """The metrics of a run that do not depend on the clock."""
-    timed = ("time/", "rollout/share/", "eval/share/")
+    """The metrics of a run that do not depend on the clock or on the process."""
+    timed, of_the_process = ("time/", "rollout/share/", "eval/share/"), ("_per_second", "/programs")
     return [
-        {name: value for name, value in record.items() if not name.startswith(timed) and not name.endswith("_per_second")}
+        {name: value for name, value in record.items() if not name.startswith(timed) and not name.endswith(of_the_process)}
         for record in metrics.read(folder)
     ]
 
