@@ -39,7 +39,7 @@ optax.cosine_decay_schedule = lambda *args: _standard(_cosine(*args))
 
 # The first example of a property may compile: time limits on examples would only make tests flaky. CI draws the same ones each time.
 _RELAXED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "derandomize": "CI" in os.environ}
-hypothesis.settings.register_profile("default", max_examples=25, **_RELAXED)
+hypothesis.settings.register_profile("default", max_examples=50, **_RELAXED)
 hypothesis.settings.register_profile("fast", max_examples=15, **_RELAXED)
 hypothesis.settings.load_profile("default")
 

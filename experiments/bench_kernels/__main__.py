@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,11 +55,9 @@ class Side:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         request = {"rule": rule, "repeats": repeats, "limit": limit, "save": str(self.saved(rule))}
-        try:
+        with suppress(BrokenPipeError):  # nothing comes back either, and that is told below
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # nothing comes back either
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"{self.name}: the process ended; its message is above. --torch PYTHON names one that has torch")

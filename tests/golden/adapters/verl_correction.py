@@ -62,10 +62,11 @@ def weights(inputs: dict[str, Any], params: dict[str, Any]) -> tuple[Any, dict[s
         "seq_fraction_low": rows_below,
     }
     if params["rollout_is"] == "sequence":
-        products = correction.importance_weight(ratio, mask, level="sum", mode="raw", outside=True)[:, 0]
-        extreme = diagnostics.summary(products, rows)
+        products = jnp.exp(correction.over_unit(ratio, mask, level="sum")[:, 0])
+        clamped = correction.importance_weight(ratio, mask, level="sum", mode="raw", outside=True)[:, 0]
         below, above = diagnostics.fractions_outside(products, rows, lower=lower, upper=high)
-        found |= {"max": extreme.maximum, "min": extreme.minimum, "ratio_fraction_high": above, "ratio_fraction_low": below}
+        extremes = {"max": diagnostics.summary(clamped, rows).maximum, "min": diagnostics.summary(products, rows).minimum}
+        found |= extremes | {"ratio_fraction_high": above, "ratio_fraction_low": below}
     if low is not None:
         found["oob_ratio"] = diagnostics.summary(~correction.within(raw, mask, lower=low, upper=high), mask).mean
     if params.get("rollout_is_batch_normalize"):
