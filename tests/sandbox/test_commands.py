@@ -67,7 +67,7 @@ async def test_flood_is_killed(box: Sandbox):
 
 
 async def test_time_limit_keeps_what_was_said_and_kills_all(box: Sandbox):
-    await box.put({"survivor.sh": b"trap '' TERM HUP; while :; do date +%N > beat; sleep 0.02; done"})
+    await box.put({"survivor.sh": b"trap '' TERM HUP; while :; do date +%N > next; mv next beat; sleep 0.02; done"})
     script = "echo early; setsid sh survivor.sh & sleep 60"
     result = await box.exec(["sh", "-c", script], seconds=0.7)
     assert (result.exit_code, result.timed_out, result.killed, result.output) == (None, True, None, b"early\n")

@@ -14,7 +14,7 @@ from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.protocol import Backend, Limits, Sandbox, SandboxError
 from tests.processes import descendants, until_gone
 
-COUNTER = b"i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.01; done"
+COUNTER = b"i=0; while :; do i=$((i+1)); echo $i > next; mv next count; sleep 0.01; done"  # whole at any moment
 AWKWARD = """
     ln -s /nowhere dangling; ln file hard; mkfifo fifo; truncate -s 1T sparse
     mkdir -p d/e; echo é > 'd/a b
@@ -23,15 +23,12 @@ AWKWARD = """
 
 
 async def count(box: Sandbox) -> int:
-    for _ in range(100):  # the shell empties the file before it writes
-        if text := await box.get("count"):
-            return int(text)
-    raise AssertionError("no count")
+    return int(await box.get("count") or b"")
 
 
 async def counting(backend: Backend) -> Sandbox:
     box = await backend.start({"counter.sh": COUNTER})
-    await box.exec(["sh", "-c", "setsid sh counter.sh > /dev/null 2>&1 & sleep 0.1"])
+    await box.exec(["sh", "-c", "setsid sh counter.sh > /dev/null 2>&1 & until [ -e count ]; do sleep 0.01; done"])
     return box
 
 
