@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
-from agentrl_jax.models.decoder import Cache, Decoder, Params, unembed
+from agentrl_jax.models.decoder import Cache, Decoder, Params, cache_length, map_cache, unembed
 
 # Sums over the context run in vector lanes: only at multiples of 64 does a longer context leave the order of the sums as it was.
 GRANULE = 128
@@ -138,19 +138,20 @@ def prefill(
 
     The rows are gathered, extended, and the new slots alone are written back. A row may be given twice with the same tokens.
     """
-    chunk, length = tokens.shape[1], cache[0][0].shape[2]
+    chunk, length = tokens.shape[1], cache_length(cache)
     # The copies are longer, for a padded chunk may begin less than C slots before the end.
-    room = ((0, 0), (0, 0), (0, -(-chunk // GRANULE) * GRANULE), (0, 0))
-    copies = jax.tree.map(lambda old: jnp.pad(old[rows], room), cache)
+    room = -(-chunk // GRANULE) * GRANULE
+    copies = map_cache(lambda old, axis: _longer(old[rows], room, axis), cache)
     _, copies = _extend(decoder, params, tokens, start, copies)
     first = jnp.minimum(start, length - chunk)
 
     def write(r: jax.Array, cache: Cache) -> Cache:
-        def one(old: jax.Array, copy: jax.Array) -> jax.Array:
-            new = jax.lax.dynamic_slice(copy, (r, 0, first[r], 0), (1, old.shape[1], chunk, old.shape[3]))
-            return jax.lax.dynamic_update_slice(old, new, (rows[r], 0, first[r], 0))
+        def one(old: jax.Array, copy: jax.Array, axis: int) -> jax.Array:
+            new = jax.lax.dynamic_slice_in_dim(jax.lax.dynamic_slice_in_dim(copy, r, 1), first[r], chunk, axis)
+            at = [rows[r], *(first[r] if i == axis else 0 for i in range(1, 4))]
+            return jax.lax.dynamic_update_slice(old, new, at)
 
-        return jax.tree.map(one, cache, copies)
+        return map_cache(one, cache, copies)
 
     return jax.lax.fori_loop(0, rows.shape[0], write, cache)
 
@@ -158,4 +159,8 @@ def prefill(
 @partial(jax.jit, static_argnames="length")
 def grow(cache: Cache, *, length: int) -> list[tuple[jax.Array, jax.Array]]:
     """The same cache with `length` slots a row."""
-    return jax.tree.map(lambda old: jnp.pad(old, ((0, 0), (0, 0), (0, length - old.shape[2]), (0, 0))), cache)
+    return map_cache(lambda old, axis: _longer(old, length - cache_length(cache), axis), cache)
+
+
+def _longer(old: jax.Array, room: int, axis: int) -> jax.Array:
+    return jnp.pad(old, [(0, room if i == axis else 0) for i in range(4)])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_jax.inference.decode import GRANULE, Rows, Sampled, decode, grow, prefill
-from agentrl_jax.models.decoder import Cache, Decoder, ModelConfig, Params, init_cache
+from agentrl_jax.models.decoder import Cache, Decoder, ModelConfig, Params, cache_length, init_cache
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class Runner:
         def work() -> tuple[Cache, T]:
             begin = time.perf_counter()
             fitted = self._fit(cache, length)
-            self._programs.add((name, fitted[0][0].shape[2], chunk))
+            self._programs.add((name, cache_length(fitted), chunk))
             result = call(params, fitted)
             self._stats.calls += 1
             self._stats.programs = len(self._programs)
@@ -138,7 +138,7 @@ class Runner:
         if cache is None:
             # Put where the weights are: an array that could be anywhere would make a second program of every one.
             return jax.device_put(init_cache(self._config, self._slots, length), self._device)
-        current = cache[0][0].shape[2]
+        current = cache_length(cache)
         if current >= length:
             return cache
         self._programs.add(("grow", length, current))

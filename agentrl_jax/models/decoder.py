@@ -5,7 +5,9 @@ What CPU measurements decided: layers and caches are unrolled (a scan over stack
 and tokens run through the layers as flat rows [B * T, D] (with [B, T, D] the gradient of an MLP costs 1.8x).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import flax.linen as nn
@@ -18,8 +20,10 @@ from agentrl_jax.models.rope import Rope, cos_sin, rotate
 
 Params: TypeAlias = dict[str, Any]
 Rotation: TypeAlias = tuple[Float[jax.Array, "B T h"], Float[jax.Array, "B T h"]]
-LayerCache: TypeAlias = tuple[Float[jax.Array, "B KV S d"], Float[jax.Array, "B KV S d"]]
+LayerCache: TypeAlias = tuple[Float[jax.Array, "B KV d S"], Float[jax.Array, "B KV S d"]]
 Cache: TypeAlias = list[LayerCache]
+"""Keys and values of each layer; time is axis 3 of keys, 2 of values: `map_cache` hands it along."""
+_Caches: TypeAlias = list[tuple[jax.Array, jax.Array]]  # of any sizes
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,12 @@ class Attention(nn.Module):
         return self.o_proj(mixed.reshape(x.shape[0], -1))
 
     def extend(
-        self, x: Float[jax.Array, "N D"], rotation: Rotation, start: Int[jax.Array, " B"], cache: LayerCache, context: int
+        self, x: Float[jax.Array, "N D"], rotation: Rotation, start: Int[jax.Array, " B"], cache: LayerCache
     ) -> tuple[Float[jax.Array, "N D"], LayerCache]:
         q, k, v = self.project(x, rotation)
-        k_cache, v_cache = _write(cache[0], k, start), _write(cache[1], v, start)
-        mixed = cached_attention(q, k_cache[:, :, :context], v_cache[:, :, :context], start)
-        return self.o_proj(mixed.reshape(x.shape[0], -1)), (k_cache, v_cache)
+        keys, values = _write(cache[0], k.transpose(0, 2, 3, 1), start, 3), _write(cache[1], v.swapaxes(1, 2), start, 2)
+        mixed = cached_attention(q, keys, values, start)
+        return self.o_proj(mixed.reshape(x.shape[0], -1)), (keys, values)
 
 
 class MLP(nn.Module):
@@ -123,9 +127,9 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def extend(
-        self, x: Float[jax.Array, "N D"], rotation: Rotation, start: Int[jax.Array, " B"], cache: LayerCache, context: int
+        self, x: Float[jax.Array, "N D"], rotation: Rotation, start: Int[jax.Array, " B"], cache: LayerCache
     ) -> tuple[Float[jax.Array, "N D"], LayerCache]:
-        mixed, cache = self.attention.extend(self.input_norm(x), rotation, start, cache, context)
+        mixed, cache = self.attention.extend(self.input_norm(x), rotation, start, cache)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), cache
 
@@ -154,35 +158,42 @@ class Decoder(nn.Module):
             x = layer(x, rotation, first)
         return self.norm(x).reshape(*tokens.shape, -1)
 
-    def extend(
-        self, tokens: Int[jax.Array, "B C"], start: Int[jax.Array, " B"], cache: Cache, *, context: int | None = None
-    ) -> tuple[Float[jax.Array, "B C D"], Cache]:
+    def extend(self, tokens: Int[jax.Array, "B C"], start: Int[jax.Array, " B"], cache: Cache) -> tuple[Float[jax.Array, "B C D"], Cache]:
         """Append C tokens to every row: keys and values go to cache slots start .. start+C-1, token i sees slots up to start+i.
 
         Slots past a row's true length may hold anything: they are overwritten before they are seen. The caller keeps
-        start + C <= S (the write would be shifted, as `lax.dynamic_update_slice` clamps), and start + C <= context.
-
-        context: attend to the first `context` slots alone (static; the cost of attention follows it). None: all S.
+        start + C <= S: the write would be shifted, as `lax.dynamic_update_slice` clamps.
         """
-        context = cache[0][0].shape[2] if context is None else context
         positions = start[:, None] + jnp.arange(tokens.shape[1])[None]
         rotation = cos_sin(self.config.rope, self.config.head_dim, positions)
         x = self.embed(tokens.ravel())
         extended = []
         for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x, layer_cache = layer.extend(x, rotation, start, layer_cache, context)
+            x, layer_cache = layer.extend(x, rotation, start, layer_cache)
             extended.append(layer_cache)
         return self.norm(x).reshape(*tokens.shape, -1), extended
 
 
-def _write(cache: Float[jax.Array, "B KV S d"], new: Float[jax.Array, "B C KV d"], start: Int[jax.Array, " B"]) -> jax.Array:
-    return jax.vmap(lambda row, update, at: jax.lax.dynamic_update_slice_in_dim(row, update, at, axis=1))(cache, new.swapaxes(1, 2), start)
+def _write(cache: Float[jax.Array, "B KV a b"], new: Float[jax.Array, "B KV c d"], start: Int[jax.Array, " B"], axis: int) -> jax.Array:
+    """`new` from `start` on, which every row has its own of, along axis 2 or 3."""
+    write = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
+    return jax.vmap(write)(cache, new, start)
 
 
 def init_cache(config: ModelConfig, batch: int, length: int) -> Cache:
-    """Empty keys and values for every layer, [batch, KV, length, head_dim]."""
-    shape = (batch, config.num_kv_heads, length, config.head_dim)
-    return [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_layers)]
+    """Empty keys and values for every layer."""
+    heads = batch, config.num_kv_heads
+    return [(jnp.zeros((*heads, config.head_dim, length)), jnp.zeros((*heads, length, config.head_dim))) for _ in range(config.num_layers)]
+
+
+def map_cache(change: Callable[..., jax.Array], *caches: _Caches) -> _Caches:
+    """`change(array, ..., axis)` of the keys and of the values of every layer; time is along `axis`. Further caches give further arrays."""
+    return [(change(*(keys for keys, _ in layer), 3), change(*(values for _, values in layer), 2)) for layer in zip(*caches, strict=True)]
+
+
+def cache_length(cache: Cache) -> int:
+    """S: slots of a row."""
+    return cache[0][1].shape[2]
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:

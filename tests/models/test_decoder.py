@@ -35,13 +35,10 @@ def some_tokens(rows=3):
 @pytest.mark.parametrize("config", [QWEN3, QWEN2], ids=["qwen3", "qwen2"])
 def test_a_prefill_in_chunks_is_the_whole_row(config):
     tokens, model, params = some_tokens(), Decoder(config), params_of(config)
-    extend = jax.jit(
-        lambda tokens, start, cache, context: model.apply({"params": params}, tokens, start, cache, context=context, method=model.extend),
-        static_argnames="context",
-    )
+    extend = jax.jit(lambda *inputs: model.apply({"params": params}, *inputs, method=model.extend))
     cache, parts = init_cache(config, len(tokens), LENGTH), []
-    for begin, end, context in ((0, 7, 8), (7, 8, 16), (8, LENGTH, None)):
-        hidden, cache = extend(tokens[:, begin:end], jnp.full(len(tokens), begin, jnp.int32), cache, context=context)
+    for begin, end in ((0, 7), (7, 8), (8, LENGTH)):
+        hidden, cache = extend(tokens[:, begin:end], jnp.full(len(tokens), begin, jnp.int32), cache)
         parts.append(hidden)
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole_rows(config, tokens), atol=1e-5)
 
