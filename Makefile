@@ -11,6 +11,7 @@ LOCK_PYTHONS ?= python3.11 python3.12
 
 BIN := $(VENV)/bin
 PINS = requirements/$$($(BIN)/python -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")')
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile  # ARGS="-n 0" for one process, as a debugger needs
 PIP := $(BIN)/pip -qq --disable-pip-version-check  # -qq: errors only
 
 # Large pages save about a tenth of a CPU training step; compiled programs are kept, so that only the first run waits for XLA.
@@ -60,10 +61,10 @@ golden: $(VENV)/dev  ## every stored number of the reference implementations, in
 	$(BIN)/python tests/golden/run.py $(FOLDER) $(ARGS)
 
 test: $(VENV)/dev  ## all tests; one that lacks a part says so and is skipped, or fails under REQUIRE_REAL=1
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-fast: $(VENV)/dev  ## the tests of the one-minute loop
-	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=fast $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile=fast $(ARGS)
 
 lint: $(VENV)/dev  ## ruff: rules and format
 	$(BIN)/ruff check .
