@@ -36,6 +36,7 @@ from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.report.load import EPISODES
 from agentrl_jax.report.metrics import columns
 from agentrl_jax.report.metrics import read as read_metrics
+from agentrl_jax.runs import reported
 from experiments.arms import arm, run, table
 from experiments.bugfix_grpo import experiment
 
@@ -111,10 +112,8 @@ def plot(arms: dict[str, list[Path]], target: Path) -> None:
     figure.savefig(target, dpi=150)
 
 
-def main(arguments: list[str]) -> int:
-    split_cpu()
-    seeds = range(int(arguments[0]) if arguments else 3)
-    base = override(experiment, arguments[1:])
+def compare(base: Experiment, seeds: range) -> None:
+    """Train both arms, print the figures, and draw."""
     arms = {
         "with the mask": [run(arm(base, "seed", seed)) for seed in seeds],
         "without the mask": [run(arm(base, "unmasked", seed, rewrite=unmask)) for seed in seeds],
@@ -131,7 +130,13 @@ def main(arguments: list[str]) -> int:
     target = Path(base.root) / "mask_ablation.png"
     plot(arms, target)
     print(f"figure: {target}")
-    return 0
+
+
+def main(arguments: list[str]) -> int:
+    split_cpu()
+    with reported() as status:
+        compare(override(experiment, arguments[1:]), range(int(arguments[0]) if arguments else 3))
+    return status.code
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from agentrl_jax.config import override
+from agentrl_jax.config import Experiment, override
 from agentrl_jax.data.batch import Batch, Tokens
 from agentrl_jax.models.sharding import split_cpu
+from agentrl_jax.runs import reported
 from experiments.arms import BAR, arm, gain, run, scores, table
 from experiments.bugfix_grpo import experiment
 
@@ -36,10 +37,8 @@ def shuffle(batch: Batch, logprobs: Callable[[Tokens], Float[Array, "B T"]]) -> 
     return _shuffled(batch)
 
 
-def main(arguments: list[str]) -> int:
-    split_cpu()
-    seeds = range(int(arguments[0]) if arguments else 5)
-    base = override(experiment, arguments[1:])
+def compare(base: Experiment, seeds: range) -> bool:
+    """Train all arms, print the tables, and tell whether the credit is what teaches."""
     trained = [run(arm(base, "seed", seed)) for seed in seeds]
     control = [run(arm(base, "shuffled", seed, rewrite=shuffle)) for seed in seeds]
     print(table("rewards as they are", trained))
@@ -47,7 +46,15 @@ def main(arguments: list[str]) -> int:
     doubled = all(after[BAR][0] * before[BAR][1] >= 2 * before[BAR][0] * after[BAR][1] for before, after in map(scores, trained))
     learnt, flat = min(map(gain, trained)) >= 0.30, max(map(gain, control)) <= 0.05
     print(f"gains at least 0.30: {learnt}   doubled: {doubled}   shuffled gains at most 0.05: {flat}")
-    return 0 if learnt and doubled and flat else 1
+    return learnt and doubled and flat
+
+
+def main(arguments: list[str]) -> int:
+    split_cpu()
+    holds = False
+    with reported() as status:
+        holds = compare(override(experiment, arguments[1:]), range(int(arguments[0]) if arguments else 5))
+    return status.code or int(not holds)
 
 
 if __name__ == "__main__":
