@@ -2,10 +2,10 @@
 
     make train
 
-Hardware: 2 CPU cores, 1.9 GB of memory. Time: about 12 minutes on an idle machine, reckoned from its parts, of which the warm
-start takes 3; twice that measured on a busy one.
+Hardware: 2 CPU cores, 1.9 GB of memory. Time: 14.6 minutes on an idle, fresh machine, installation included; the warm start takes 3
+of them. Twice that on a busy one.
 
-Expected, on held-out tasks sampled at temperature 1: success from 0.31 to 0.64-0.69 (five seeds, see README). On functions that no
+Expected, on held-out tasks sampled at temperature 1: success from 0.31 to 0.64-0.72 (five seeds, see README). On functions that no
 training task has: 0, before and after; the policy gets to know twenty functions, not Python.
 """
 
