@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.kernels.group import Singleton, Std, group_relative, group_statistics
-from agentrl_jax.kernels.scan import discounted_sum
+from agentrl_jax.kernels.scan import Steps, cumulative_sum
 from agentrl_jax.kernels.whiten import Divisor, EpsIn, whiten
 
 
@@ -148,7 +148,7 @@ def running_baseline(
 def remax(reward: Float[Array, "B T"], mask: Bool[Array, "B T"], greedy_reward: Float[Array, " B"]) -> Float[Array, "B T"]:
     """Undiscounted return from each token on, less the reward of the greedy rollout of the same task
     (ReMax, https://arxiv.org/abs/2310.10505). Rewards on tokens out of `mask` do not count."""
-    returns = discounted_sum(jnp.where(mask, reward, 0.0), jnp.ones_like(reward))
+    returns = cumulative_sum(jnp.where(mask, reward, 0.0), reverse=True)
     return jnp.where(mask, returns - greedy_reward[:, None], 0.0)
 
 
@@ -189,25 +189,24 @@ def optimal_token_baseline(
     rows, width = mask.shape
     in_stats = jnp.ones(rows, bool) if in_stats is None else in_stats
     mask = mask & in_stats[:, None]
+    g, energy, acted, steps = jnp.where(mask, returns, 0.0), jnp.where(mask, energy, 0.0), mask, None
+    length = jnp.sum(mask, axis=1)
     if align == "action":
-        index = jnp.cumsum(mask, axis=1, dtype=group.dtype) - 1
-    else:
-        index = jnp.broadcast_to(jnp.arange(width, dtype=group.dtype), mask.shape)
-    weight = jnp.where(mask, jnp.cumsum(jnp.where(mask, energy, 0.0), axis=1), 0.0)
-    g = jnp.where(mask, returns, 0.0)
-    cell = jnp.where(mask, group[:, None] * width + index, rows * width).ravel()
+        # The k-th actions of all rows into column k.
+        steps = Steps.of(mask)
+        g, energy = steps.together(g), steps.together(energy)
+        acted = jnp.arange(width)[None] < length[:, None]
+    weight = jnp.where(acted, cumulative_sum(energy), 0.0)
 
     def total(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
-        return jax.ops.segment_sum(x.ravel(), cell, rows * width + 1)[cell].reshape(mask.shape)
+        return jax.ops.segment_sum(x, group, rows)[group]
 
     divisor = total(weight) + eps
     baseline = total(g * weight) / jnp.where(divisor > 0, divisor, 1.0)
-    counterparts = total(mask.astype(g.dtype))
-    baseline = jnp.where(counterparts > 1, baseline, 0.0 if tail == "raw" else g)
+    baseline = jnp.where(total(acted.astype(g.dtype)) > 1, baseline, 0.0 if tail == "raw" else g)
     if tail == "raw_by_count":
-        length = jnp.sum(mask, axis=1).astype(g.dtype)
-        second, longest = _second(length, group, in_stats)
-        baseline = jnp.where(longest[:, None] & (index.astype(g.dtype) >= second[:, None]), 0.0, baseline)
+        second, longest = _second(length.astype(g.dtype), group, in_stats)
+        baseline = jnp.where(longest[:, None] & (jnp.arange(width, dtype=g.dtype)[None] >= second[:, None]), 0.0, baseline)
     members = jax.ops.segment_sum(in_stats.astype(jnp.int32), group, rows)[group]
     baseline = jnp.where(members[:, None] > 1, baseline, 0.0 if singleton == "raw" else g)
-    return jnp.where(mask, g - baseline, 0.0)
+    return jnp.where(mask, g - baseline if steps is None else steps.apart(g - baseline), 0.0)

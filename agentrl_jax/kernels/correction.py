@@ -39,7 +39,6 @@ def over_unit(
     Of log-ratios the sum is the log of the product of the ratios, the mean that of their geometric mean. Every token of a unit carries
     the unit's value, those not in `mask` too; 0 where the unit has no token in it and, at level "token", where not `mask`.
     """
-    unit = units.rows((x.shape[0], x.shape[1])) if unit is None else unit
     x = jnp.where(mask, x, 0.0)
     if level == "token":
         return x
@@ -54,7 +53,8 @@ def over_unit(
     def largest(x: Float[Array, " T"], unit: Int[Array, " T"]) -> Float[Array, " T"]:
         return jax.ops.segment_max(x, unit, x.shape[0])[unit]
 
-    found = jax.vmap(largest)(jnp.where(mask, sign * x, -jnp.inf), unit)
+    x = jnp.where(mask, sign * x, -jnp.inf)
+    found = jnp.broadcast_to(jnp.max(x, axis=1, keepdims=True), x.shape) if unit is None else jax.vmap(largest)(x, unit)
     return jnp.where(jnp.isfinite(found), sign * found, 0.0)
 
 
@@ -128,7 +128,6 @@ def mean_weight(
     """What `normalised` divides by; 0 where nothing is in `mask`."""
     counted = mask.astype(weight.dtype)
     if over == "unit":
-        unit = units.rows((mask.shape[0], mask.shape[1])) if unit is None else unit
         size = units.unit_count(mask, unit, weight.dtype)
         counted = counted / jnp.maximum(size, 1.0)
     elif over != "token":

@@ -92,7 +92,6 @@ def perplexity(logprob: Float[Array, "B T"], mask: Bool[Array, "B T"], unit: Int
 
     Of `-log_ratio` it is the geometric mean of the ratios; of `log_ratio` the perplexity of the trainer over the sampler's.
     """
-    unit = units.rows((mask.shape[0], mask.shape[1])) if unit is None else unit
     return jnp.exp(-units.unit_mean(logprob, mask, unit))
 
 
@@ -136,7 +135,7 @@ def repetition(
 
     An n-gram is n tokens in a row of `mask` and one unit, compared exactly.
     """
-    unit = units.rows((ids.shape[0], ids.shape[1])) if unit is None else unit
+    unit = jnp.zeros(ids.shape, jnp.int32) if unit is None else unit
     length = ids.shape[1]
     if length < n:
         return jnp.zeros(ids.shape, jnp.result_type(float))

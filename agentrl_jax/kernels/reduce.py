@@ -36,7 +36,7 @@ def token_weights(
     Args:
         mask: tokens in the loss.
         episode: row of the episode table of each token; None: each row is an episode.
-        group: group of each episode, in [0, E); None: as many groups as rows, one each (only where `episode` is None).
+        group: group of each episode, in [0, E); None: as many groups as episodes, one each. With `episode` it tells E and is needed.
         reduction: what counts the same:
             "token":    every token (DAPO, https://arxiv.org/abs/2503.14476, Eq. 8): 1 / all tokens
             "episode":  every episode with a token in the loss, all its segments together (GRPO): 1 / (tokens of it * episodes)
@@ -62,7 +62,6 @@ def token_weights(
     """
     if (reduction in ("token", "episode", "group", "episode_sum") and horizon is not None) or (reduction == "constant" and horizon is None):
         raise ValueError('`horizon` goes with reduction="constant", which needs it, and "sum"')
-    episode, group = _table(mask, episode, group)
     kept = mask if keep is None else mask & keep
     counted = counts(mask if denominator == "original" else kept, episode, group)
     tokens = counted["tokens"] if tokens is None else tokens
@@ -75,7 +74,7 @@ def token_weights(
     elif reduction == "episode":
         weight = one / (jnp.maximum(lengths, 1.0) * jnp.maximum(episodes, 1.0))
     elif reduction == "group":
-        of_group = jax.ops.segment_sum(lengths, group, lengths.shape[0])[group]
+        of_group = lengths if group is None else jax.ops.segment_sum(lengths, group, lengths.shape[0])[group]
         weight = one / (jnp.maximum(of_group, 1.0) * jnp.maximum(groups, 1.0))
     elif reduction in ("constant", "episode_sum"):
         weight = one / (jnp.maximum(episodes, 1.0) * (horizon or 1.0))
@@ -84,7 +83,7 @@ def token_weights(
     else:
         raise ValueError(f"reduction {reduction!r}: choose token, episode, group, constant, episode_sum or sum")
     weight = weight if scale is None else weight * scale
-    return jnp.where(kept, weight[episode], 0.0)
+    return jnp.where(kept, weight[:, None] if episode is None else weight[episode], 0.0)
 
 
 def counts(
@@ -94,10 +93,14 @@ def counts(
 
     tokens: in the mask. episodes, groups: those with a token in it. tokens_of_episode: of each episode.
     """
-    episode, group = _table(mask, episode, group)
     dtype = jnp.result_type(float)
-    lengths = jax.ops.segment_sum(mask.astype(dtype).ravel(), episode.ravel(), group.shape[0])
-    of_group = jax.ops.segment_sum(lengths, group, group.shape[0])
+    if episode is None:
+        lengths = jnp.sum(mask, axis=1, dtype=dtype)
+    elif group is None:
+        raise ValueError("`episode` goes with `group`, which tells how many episodes there are")
+    else:
+        lengths = jax.ops.segment_sum(mask.astype(dtype).ravel(), episode.ravel(), group.shape[0])
+    of_group = lengths if group is None else jax.ops.segment_sum(lengths, group, lengths.shape[0])
     return {
         "tokens": jnp.sum(lengths),
         "episodes": jnp.sum(lengths > 0, dtype=dtype),
@@ -108,16 +111,4 @@ def counts(
 
 def weighted_sum(x: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Float[Array, ""]:
     """`sum(weights * x)`, where a weight of 0 hides whatever `x` holds there, NaN included, from value and gradient."""
-    return jnp.sum(jnp.where(weights != 0, x, 0.0) * weights)
-
-
-def _table(
-    mask: Bool[Array, "B T"], episode: Int[Array, "B T"] | None, group: Int[Array, " E"] | None
-) -> tuple[Int[Array, "B T"], Int[Array, " E"]]:
-    """Rows as episodes, episodes as groups, where they are not given."""
-    if (episode is None) != (group is None):
-        raise ValueError("`episode` and `group` go together")
-    if episode is not None and group is not None:
-        return episode, group
-    of_row = jnp.arange(mask.shape[0])
-    return jnp.broadcast_to(of_row[:, None], mask.shape), of_row
+    return jnp.sum(jnp.where(weights != 0, x * weights, 0.0))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.kernels.gae import OffStep, anchored, gae, on_steps
-from agentrl_jax.kernels.scan import BehindCut, Cut, Factor, cuts, filled, following, windowed_sum
+from agentrl_jax.kernels.scan import BehindCut, Cut, Factor, Steps, cuts, filled, following, windowed_sum
 from agentrl_jax.kernels.units import unit_sum
 
 At = Literal["first", "last"]
@@ -91,35 +91,33 @@ def n_step_return(
     gamma, lam = filled(discount, reward), filled(lam, reward)
     cut, behind = cuts(reward, truncated, bootstrap_value)
     next_value = jnp.where(cut, behind, following(jnp.where(mask, value, behind), mask | cut))
-    ends = anchored(cut.astype(reward.dtype), mask) > 0
+    ends = cut if truncated is None else anchored(cut.astype(reward.dtype), mask) > 0
     decay = jnp.where(ends, 0.0, gamma * lam)
     x = on_steps(reward, mask, off_step) + (gamma - decay) * next_value
     # Steps move together, so that n counts steps.
-    order = jnp.argsort(~mask, axis=-1, stable=True)
-    back = jnp.argsort(order, axis=-1)
-    count = jnp.sum(mask, -1, keepdims=True)
-
-    def packed(a: Float[Array, "*B T"], fill: float) -> Float[Array, "*B T"]:
-        return jnp.take_along_axis(jnp.where(mask, a, fill), order, -1)
-
-    sums, product = windowed_sum(packed(x, 0.0), packed(decay, 1.0), n)
-    last = jnp.minimum(jnp.cumsum(jnp.ones_like(order), -1) + (n - 2), jnp.maximum(count - 1, 0))
-    result = sums + product * jnp.take_along_axis(packed(next_value, 0.0), last, -1)
-    return jnp.where(mask, jnp.take_along_axis(result, back, -1), 0.0)
+    packed = Steps.of(mask)
+    sums, product = windowed_sum(packed.together(x), packed.together(decay, fill=1.0), n)
+    # Of windows that reach past the last step the value behind that.
+    value_behind = packed.together(next_value)
+    last = jnp.take_along_axis(value_behind, jnp.maximum(packed.total - 1, 0), -1)
+    ahead = jnp.concatenate([value_behind[..., n - 1 :], jnp.zeros_like(value_behind[..., : n - 1])], -1)
+    inside = jnp.broadcast_to(jnp.arange(n - 1, n - 1 + x.shape[-1], dtype=jnp.int32), x.shape) < packed.total
+    return jnp.where(mask, packed.apart(sums + product * jnp.where(inside, ahead, last)), 0.0)
 
 
-def edge(mask: Bool[Array, "B T"], part: Int[Array, "B T"], at: At) -> Bool[Array, "B T"]:
-    """The first or the last token of `mask` in each part of a row; parts are numbered below T (`kernels/units.py`)."""
-
-    def of_row(mask: Bool[Array, " T"], part: Int[Array, " T"]) -> Bool[Array, " T"]:
-        here = jnp.arange(mask.shape[0])
-        if at == "first":
-            return mask & (jax.ops.segment_min(jnp.where(mask, here, mask.shape[0]), part, mask.shape[0])[part] == here)
-        return mask & (jax.ops.segment_max(jnp.where(mask, here, -1), part, mask.shape[0])[part] == here)
-
+def edge(mask: Bool[Array, "B T"], part: Int[Array, "B T"] | None, at: At) -> Bool[Array, "B T"]:
+    """The first or the last token of `mask` in each part of a row; parts are numbered below T (`kernels/units.py`), None: whole rows."""
     if at not in ("first", "last"):
         raise ValueError(f"at {at!r}: choose first or last")
-    return jax.vmap(of_row)(mask, part)
+    rows, width = mask.shape
+    here = jnp.broadcast_to(jnp.arange(width), mask.shape)
+    # Flat: a scatter into one long array costs half of one into each row.
+    part = (jnp.arange(rows, dtype=jnp.int32)[:, None] * width + (0 if part is None else part.astype(jnp.int32))).ravel()
+    if at == "first":
+        outer = jax.ops.segment_min(jnp.where(mask, here, width).ravel(), part, rows * width)
+    else:
+        outer = jax.ops.segment_max(jnp.where(mask, here, -1).ravel(), part, rows * width)
+    return mask & (outer[part].reshape(mask.shape) == here)
 
 
 def part_return(

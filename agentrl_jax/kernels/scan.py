@@ -3,6 +3,8 @@
 Time is the last axis of every array. `keep` marks the positions that are steps; the others are passed over.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -10,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 Factor = float | Float[Array, ""] | Float[Array, "*#B #T"]
 """A number for all steps, or one for each row or each step."""
 
-BLOCK = 64
-"""Steps of a block on a CPU."""
+BLOCK, TRIANGLE = 64, 32
+"""Steps of a block on a CPU, of the recurrence and of plain sums."""
 
 Cut = Bool[Array, "..."]
 BehindCut = Float[Array, "..."]
@@ -99,6 +101,52 @@ def windowed_sum(x: Float[Array, "*B T"], decay: Float[Array, "*B T"], n: int) -
         block, size = join(block, behind(block, size)), 2 * size
 
 
+def cumulative_sum(x: Float[Array, "*B T"], *, reverse: bool = False) -> Float[Array, "*B T"]:
+    """Sum of all entries up to each position, or from it on; x is finite, and whole numbers stay exact below 2^24 in float32.
+
+    Matmuls with a triangle of ones, block by block, then over the blocks: on CPU two to four times as fast as `jnp.cumsum`.
+    """
+    width = x.shape[-1]
+    if width <= TRIANGLE:
+        ones = jnp.ones((width, width), x.dtype)
+        return jnp.matmul(x, jnp.tril(ones) if reverse else jnp.triu(ones), precision="highest")
+    blocks = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -width % TRIANGLE)]).reshape(*x.shape[:-1], -1, TRIANGLE)
+    inside = cumulative_sum(blocks, reverse=reverse)
+    whole = inside[..., 0 if reverse else -1]
+    others = cumulative_sum(whole, reverse=reverse)
+    # Not `others - whole`, which would round.
+    others = shifted(others) if reverse else jnp.concatenate([jnp.zeros_like(whole[..., :1]), others[..., :-1]], -1)
+    return (inside + others[..., None]).reshape(*x.shape[:-1], -1)[..., :width]
+
+
+class Steps(NamedTuple):
+    """The steps of rows, which can be moved to the front of their rows and back."""
+
+    mask: Bool[Array, "*B T"]
+    number: Int[Array, "*B T"]
+    """Of the last step up to each position: 0, 1, ... at the steps, -1 before the first."""
+
+    @classmethod
+    def of(cls, mask: Bool[Array, "*B T"]) -> "Steps":
+        return cls(mask, cumulative_sum(mask.astype(jnp.float32)).astype(jnp.int32) - 1)
+
+    @property
+    def total(self) -> Int[Array, "*B 1"]:
+        return self.number[..., -1:] + 1
+
+    def together(self, x: Float[Array, "*B T"], *, fill: float = 0.0) -> Float[Array, "*B T"]:
+        """The steps moved to the front of each row, `fill` behind them."""
+        # One long scatter costs half of one in each row. A gather by the inverse would be fused, and done again, into all that reads it.
+        rows, width = x.size // x.shape[-1], x.shape[-1]
+        start = width * jnp.arange(rows, dtype=jnp.int32)[:, None]
+        to = jnp.where(self.mask.reshape(rows, width), start + self.number.reshape(rows, width), x.size)
+        return jnp.full(x.size, fill, x.dtype).at[to.ravel()].set(x.ravel(), mode="drop", unique_indices=True).reshape(x.shape)
+
+    def apart(self, x: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
+        """Each step's entry back in its place; other positions hold that of the step before them."""
+        return jnp.take_along_axis(x, jnp.maximum(self.number, 0), -1)
+
+
 def shifted(x: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
     """`x[t + 1]`, 0 at the last position."""
     return jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], -1)
@@ -106,7 +154,9 @@ def shifted(x: Float[Array, "*B T"]) -> Float[Array, "*B T"]:
 
 def following(x: Float[Array, "*B T"], keep: Bool[Array, "*B T"]) -> Float[Array, "*B T"]:
     """`x` at the next kept position behind t, 0 where there is none. What is not kept may hold anything."""
-    return shifted(discounted_sum(jnp.where(keep, x, 0.0), jnp.where(keep, 0.0, 1.0).astype(x.dtype)))
+    steps = Steps.of(keep)
+    behind = jnp.take_along_axis(steps.together(x), jnp.minimum(steps.number + 1, x.shape[-1] - 1), -1)
+    return jnp.where(steps.number + 1 < steps.total, behind, 0.0)
 
 
 def cuts(

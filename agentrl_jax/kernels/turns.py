@@ -32,9 +32,16 @@ def to_turns(
         take: for the value of a turn, "first" is the state before the action; "last" has seen all of the action but its last token
             (VAGEN has both).
     """
-    counted = mask if take == "sum" else edge(mask, runs(episode, turn), take)
-    slot = jnp.where(counted, episode * shape[1] + turn, 0)
-    return jax.ops.segment_sum(jnp.where(counted, x, 0.0).ravel(), slot.ravel(), shape[0] * shape[1]).reshape(shape)
+    turns = shape[0] * shape[1]
+    slot = jnp.where(mask, episode * shape[1] + turn, turns).ravel()
+    if take == "sum":
+        return jax.ops.segment_sum(x.ravel(), slot, turns + 1)[:-1].reshape(shape)
+    if take not in ("first", "last"):
+        raise ValueError(f"take {take!r}: choose sum, first or last")
+    outermost = jax.ops.segment_min if take == "first" else jax.ops.segment_max
+    at = outermost(jnp.arange(x.size), slot, turns + 1)[:-1]
+    there = (at >= 0) & (at < x.size)  # without a token it is the largest or the smallest integer
+    return jnp.where(there, x.ravel()[jnp.where(there, at, 0)], 0.0).reshape(shape)
 
 
 def to_tokens(

@@ -1,4 +1,4 @@
-"""Sums over parts of a row: segments of a packed row, turns, or whole rows, named by one integer per token.
+"""Sums over parts of a row: segments of a packed row or turns, named by one integer per token, or whole rows.
 
 Every token receives the result of its own part, so that shapes stay [B, T] and no count of parts has to be known.
 """
@@ -19,28 +19,22 @@ def runs(*labels: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return jnp.cumsum(changed, axis=1, dtype=jnp.int32)
 
 
-def rows(shape: tuple[int, int]) -> Int[Array, "B T"]:
-    """Each row is one part."""
-    return jnp.zeros(shape, jnp.int32)
-
-
-def unit_sum(x: Float[Array, "B T"], unit: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """Sum of `x` over all tokens of the same `unit` in the row; units are numbered below T."""
-
-    def whole(x: Float[Array, "B T"], unit: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def unit_sum(x: Float[Array, "B T"], unit: Int[Array, "B T"] | None = None) -> Float[Array, "B T"]:
+    """Sum of `x` over all tokens of the same `unit` in the row; units are numbered below T. Without them each row is one."""
+    if unit is None:
         return jnp.broadcast_to(jnp.sum(x, axis=1, keepdims=True), x.shape)
 
     def of_row(x: Float[Array, " T"], unit: Int[Array, " T"]) -> Float[Array, " T"]:
         return jax.ops.segment_sum(x, unit, x.shape[0])[unit]
 
-    return jax.lax.cond(jnp.any(unit != 0), jax.vmap(of_row), whole, x, unit)
+    return jax.vmap(of_row)(x, unit)
 
 
-def unit_count(mask: Bool[Array, "B T"], unit: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T"]:
+def unit_count(mask: Bool[Array, "B T"], unit: Int[Array, "B T"] | None, dtype: jnp.dtype) -> Float[Array, "B T"]:
     """Number of tokens of `mask` in each token's unit, as floats of `dtype`."""
     return unit_sum(mask.astype(dtype), unit)
 
 
-def unit_mean(x: Float[Array, "B T"], mask: Bool[Array, "B T"], unit: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def unit_mean(x: Float[Array, "B T"], mask: Bool[Array, "B T"], unit: Int[Array, "B T"] | None = None) -> Float[Array, "B T"]:
     """Mean of `x` over the tokens of `mask` in each token's unit; 0 where there are none. What is not in `mask` may hold anything."""
     return unit_sum(jnp.where(mask, x, 0.0), unit) / jnp.maximum(unit_count(mask, unit, x.dtype), 1.0)

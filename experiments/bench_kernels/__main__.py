@@ -1,18 +1,18 @@
-"""Speed and memory of every rule of credit, loss and correction, and of the same rule in PyTorch, in one run.
+"""Speed and memory of credit, loss and gradient under every rule, and of the same in PyTorch, in one run.
 
     python -m experiments.bench_kernels [--shape 256x8192 64x32768] [--rules ppo grpo] [--compile SECONDS] [--torch PYTHON]
 
-Rows x tokens, about half of them the policy's in alternating turns, in groups of 8, ragged. Rules of credit give advantages, the others
-a loss and its gradient. Before the clock starts all sides must agree, or nothing is measured. Each side is a process of its own that has
-all cores, and they take turns:
+Rows x tokens, about half of them the policy's in alternating turns, in groups of 8, ragged. A line is one call that gives advantages, loss
+and gradient: of a rule of credit with PPO's loss, of a loss with GRPO's credit. All three must agree on all sides, or nothing is told.
+Each side is a process of its own that has all cores, and they take turns:
 
     ours     the kernels of this package, jitted
     eager    the rule written from its formula in PyTorch; * recurs over tokens in a loop, as one writes it there
     compile  the same under torch.compile, as many as SECONDS per shape are enough for; not the loops, which it would unroll
     verl     verl's own function, where verl is installed
 
-Shown are the fastest of three repeats. A ratio above 1 means that ours is faster. Fails where the median of eager / ours is below 3 or one
-is below 1. Run nothing else meanwhile. --torch names a Python with torch. Four minutes.
+Shown are the fastest of sixteen repeats (of loops two). A ratio above 1 means that ours is faster. Fails where the median of eager / ours
+is below 3 or one is below 1. Run nothing else meanwhile. --torch names a Python with torch. Four minutes.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from experiments.bench_kernels import batch
 from experiments.bench_kernels.agree import difference
 
-REPEATS, LOOP_REPEATS = 3, 1
+ROUNDS, REPEATS = 4, 4
 MEDIAN, MINIMUM = 3.0, 1.0
 LIMIT = 60
 """Seconds for one rule of one side."""
@@ -74,6 +74,18 @@ class Side:
 
     def end(self) -> None:
         self.process.communicate()
+
+
+def in_turns(rule: str, sides: list[Side]) -> list[Answer]:
+    """Fastest of each side; they go round, so that a slow moment of the machine is not all of one side's time."""
+    rounds, repeats = (2, 1) if rule in batch.LOOPS else (ROUNDS, REPEATS)
+    answers: list[Answer] = [(None, "")] * len(sides)
+    for _ in range(rounds):
+        for i, side in enumerate(sides):
+            ms, problem = side.ask(rule, repeats)
+            earlier = answers[i][0]
+            answers[i] = (ms if earlier is None or ms is None else min(ms, earlier)), problem
+    return answers
 
 
 def compile_some(side: Side, rules: list[str], loops: set[str], seconds: float) -> dict[str, Answer]:
@@ -125,14 +137,14 @@ def measure(rows: int, width: int, chosen: list[str], compile_seconds: float, py
         print(f"{'ms':24} {'ours':>9} {'eager':>9} {'':7} {'compile':>9} {'':7} {'verl' if verl else 'verl: not installed':>9}")
         ratios: dict[str, list[float]] = {"eager": [], "compile": [], "verl": []}
         for rule in rules:
-            repeats = LOOP_REPEATS if rule in batch.LOOPS else REPEATS
-            sides = {"eager": (eager, eager.ask(rule, repeats))}
-            sides["compile"] = inductor, compiled.get(rule, (None, ""))
+            asked = [eager, verl, ours] if verl else [eager, ours]
+            answers = in_turns(rule, asked)
+            sides = {"eager": (eager, answers[0]), "compile": (inductor, compiled.get(rule, (None, "")))}
             if verl:
-                sides["verl"] = verl, verl.ask(rule, repeats)
-            fast, problem = ours.ask(rule)
-            if fast is None or sides["eager"][1][0] is None:
-                raise SystemExit(f"{rule}: {problem or sides['eager'][1][1]}")
+                sides["verl"] = verl, answers[1]
+            fast, problem = answers[-1]
+            if fast is None or answers[0][0] is None:
+                raise SystemExit(f"{rule}: {problem or answers[0][1]}")
             line = f"{rule + ('*' if rule in batch.LOOPS else ''):24} {fast:9.2f}"
             for name, (other, answer) in sides.items():
                 line += " " + cell(fast, answer)

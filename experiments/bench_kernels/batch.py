@@ -66,6 +66,8 @@ LOSSES = (
     "sum_of_episodes",
 )
 RULES = CREDIT + LOSSES
+USUAL_CREDIT, USUAL_LOSS = "grpo", "ppo"
+"""What goes with a rule of the other kind, for each is measured in a whole: credit, loss and gradient."""
 LOOPS = {"reinforce_pp", "token_gae", "bi_level_gae", "v_trace", "lambda_return"}
 """Rules whose PyTorch is a loop over tokens."""
 
@@ -117,13 +119,12 @@ def make(rows: int, width: int, seed: int = 0) -> Arrays:
         "group": group,
         "state": state.astype(np.int32),
         "positive": rng.random(rows) > 0.5,
-        "advantage": np.where(mask, rng.normal(0, 1, (rows, 1)), 0.0),
         "old": old,
         "new": near(old, 0.1),
         "rollout": near(old, 0.2),
         "proximal": near(old, 0.05),
         "reference": near(old, 0.3),
-        "sum_pi_squared": rng.random(shape),
+        "sum_pi_squared": np.exp(2 * old) + np.square(1 - np.exp(old)) * rng.random(shape),
         "value": value,
         "new_value": value + rng.normal(0, 0.2, shape),
         "target": rng.normal(0.5, 0.5, shape),

@@ -26,12 +26,11 @@ from agentrl_jax.kernels import (
     returns,
     sequence_loss,
     turns,
-    units,
     value_loss,
     vtrace,
     whiten,
 )
-from experiments.bench_kernels.batch import GAMMA, HORIZON, LAM, N_STEPS, TOP, TURN_GAMMA, Arrays
+from experiments.bench_kernels.batch import GAMMA, HORIZON, LAM, N_STEPS, TOP, TURN_GAMMA, USUAL_CREDIT, USUAL_LOSS, Arrays
 from experiments.bench_kernels.serve import serve
 
 Batch = dict[str, Array]
@@ -164,24 +163,20 @@ def reduced(loss: Array, d: D, **options: Any) -> Array:
     return reduce.weighted_sum(loss, reduce.token_weights(d.mask, **options))
 
 
-def of_row(d: D) -> Array:
-    return units.rows(d.mask.shape)
-
-
 def ppo(new: Array, d: D, **options: Any) -> Array:
     return policy_loss.ppo_clip(ratio(new, d.old, d), d.advantage, **options)
 
 
 def gspo(new: Array, d: D) -> Array:
-    return reduced(sequence_loss.gspo(ratio(new, d.old, d), d.advantage, d.mask, of_row(d)), d, reduction="episode")
+    return reduced(sequence_loss.gspo(ratio(new, d.old, d), d.advantage, d.mask), d, reduction="episode")
 
 
 def gmpo(new: Array, d: D) -> Array:
-    return reduced(sequence_loss.gmpo(ratio(new, d.old, d), d.advantage, d.mask, of_row(d)), d, reduction="episode")
+    return reduced(sequence_loss.gmpo(ratio(new, d.old, d), d.advantage, d.mask), d, reduction="episode")
 
 
 def topr(new: Array, d: D) -> Array:
-    of = sequence_loss.sequence_log_ratio(ratio(new, d.old, d), d.mask, of_row(d), average=False, clamp=(-20.0, 20.0))
+    of = sequence_loss.sequence_log_ratio(ratio(new, d.old, d), d.mask, average=False, clamp=(-20.0, 20.0))
     return reduced(policy_loss.topr(hidden(new, d), of, d.advantage, jnp.broadcast_to(d.positive[:, None], d.mask.shape)), d)
 
 
@@ -209,7 +204,7 @@ def clip_cov(new: Array, d: D) -> Array:
 
 
 def vespo(new: Array, d: D) -> Array:
-    return reduced(sequence_loss.vespo(hidden(new, d), ratio(new, d.old, d), d.advantage, d.mask, of_row(d)), d)
+    return reduced(sequence_loss.vespo(hidden(new, d), ratio(new, d.old, d), d.advantage, d.mask), d)
 
 
 def off_policy(d: D) -> Array:
@@ -260,7 +255,7 @@ LOSSES: dict[str, Callable[[Array, D], Array]] = {
     "kl_k3": lambda new, d: kl_term(new, d, "k3"),
     "value_loss": lambda value, d: reduced(value_loss.value_loss(value, d.target, d.mask, old=d.value, clip=0.2), d),
     "mean_of_episodes": lambda new, d: reduced(ppo(new, d), d, reduction="episode"),
-    "mean_of_groups": lambda new, d: reduced(ppo(new, d), d, reduction="group", episode=units_of_rows(d), group=d.group),
+    "mean_of_groups": lambda new, d: reduced(ppo(new, d), d, reduction="group", group=d.group),
     "mean_by_horizon": lambda new, d: reduced(ppo(new, d), d, reduction="constant", horizon=float(HORIZON)),
     "sum_of_episodes": lambda new, d: reduced(ppo(new, d), d, reduction="episode_sum"),
 }
@@ -271,15 +266,14 @@ def load(arrays: Arrays) -> Batch:
 
 
 def rule(name: str, batch: Batch) -> Callable[[], list[Array]]:
-    """A function without arguments that gives the advantages, or the loss and its gradient, and waits for them."""
+    """A function without arguments that gives the advantages, the loss and its gradient, and waits for them."""
+    credit, loss = CREDIT.get(name, CREDIT[USUAL_CREDIT]), LOSSES.get(name, LOSSES[USUAL_LOSS])
 
     @jax.jit
     def run(d: Batch) -> list[Array]:
-        given = D(**d)
-        if name in CREDIT:
-            return [CREDIT[name](given)]
+        advantage = credit(D(**d))
         x = d["new_value" if name == "value_loss" else "new"]
-        return list(jax.value_and_grad(LOSSES[name])(x, given))
+        return [advantage, *jax.value_and_grad(loss)(x, D(**d, advantage=advantage))]
 
     return lambda: jax.block_until_ready(run(batch))
 

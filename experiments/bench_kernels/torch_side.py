@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.bench_kernels import verl_rules
-from experiments.bench_kernels.batch import Arrays
+from experiments.bench_kernels.batch import USUAL_CREDIT, USUAL_LOSS, Arrays
 from experiments.bench_kernels.serve import serve
 from experiments.bench_kernels.torch_credit import CREDIT, Batch
 from experiments.bench_kernels.torch_losses import LOSSES
@@ -27,22 +27,27 @@ def load(arrays: Arrays) -> Batch:
 
 
 def rule(name: str, d: Batch, mode: str = "eager") -> Callable[[], list[Tensor]]:
-    """A function without arguments that gives the advantages, or the loss and its gradient."""
-    function = (verl_rules.rules() if mode == "verl" else {**CREDIT, **LOSSES})[name]
-    if mode == "compile":
-        function = torch.compile(function, dynamic=False)
-    if name in CREDIT:
-        return torch.no_grad()(lambda: [function(d)])
+    """A function without arguments that gives the advantages, the loss and its gradient."""
+    rules: dict[str, Callable[..., Tensor]] = {**CREDIT, **LOSSES}
+    if mode == "verl":
+        rules.update({name: verl_rules.rules()[name]})
     x = d["new_value" if name == "value_loss" else "new"].detach().requires_grad_()
 
-    def loss_and_gradient() -> list[Tensor]:
+    def credit_and_loss(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            advantage = rules[name if name in CREDIT else USUAL_CREDIT](d)
+        return advantage, rules[name if name in LOSSES else USUAL_LOSS](x, {**d, "advantage": advantage})
+
+    forward = torch.compile(credit_and_loss, dynamic=False) if mode == "compile" else credit_and_loss
+
+    def run() -> list[Tensor]:
         x.grad = None
-        loss = function(x, d)
+        advantage, loss = forward(x)
         loss.backward()
         assert x.grad is not None
-        return [loss.detach(), x.grad]
+        return [advantage, loss.detach(), x.grad]
 
-    return loss_and_gradient
+    return run
 
 
 def to_numpy(outputs: list[Tensor]) -> list[NDArray[Any]]:

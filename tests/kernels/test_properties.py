@@ -19,7 +19,6 @@ from agentrl_jax.kernels.group import group_relative, group_statistics
 from agentrl_jax.kernels.kl import kl
 from agentrl_jax.kernels.policy_loss import in_trust_region, masked_log_ratio
 from agentrl_jax.kernels.reduce import counts, token_weights, weighted_sum
-from agentrl_jax.kernels.units import rows
 from agentrl_jax.kernels.value_loss import value_loss
 from agentrl_jax.kernels.whiten import whiten
 from agentrl_jax.learner.update import Learner
@@ -35,7 +34,7 @@ def every_loss(x, mask):
     """{name: loss of each token}; `chosen` tokens are fixed before any split into micro-batches."""
     chosen = x["chosen"] & mask
     new, old, advantage = (jnp.where(mask, x[name], 0.0) for name in ("new", "old", "advantage"))
-    unit = rows(mask.shape)
+    unit = jnp.zeros(mask.shape, jnp.int32)
     log_ratio = masked_log_ratio(x["new"], x["old"], mask)
     keep = in_trust_region(new, old, advantage, low=0.1, high=0.1)
     sequences = (log_ratio, advantage, mask, unit)

@@ -134,5 +134,5 @@ def test_factors_of_episodes():
 
 
 def test_episode_and_group_go_together():
-    with pytest.raises(ValueError, match="together"):
+    with pytest.raises(ValueError, match="goes with `group`"):
         token_weights(MASK, EPISODE)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from agentrl_jax.kernels.policy_loss import masked_log_ratio, ppo_clip
 from agentrl_jax.kernels.reduce import token_weights, weighted_sum
 from agentrl_jax.kernels.sequence_loss import geometric_mean, gmpo, gmpo_clipped, gspo, sequence_log_ratio, vespo, vespo_weight
-from agentrl_jax.kernels.units import rows, unit_mean
+from agentrl_jax.kernels.units import unit_mean
 
 # Two sequences: log-ratios [.1, -.05, .1] with A = 1, and [.6, .2] with A = -1.
 LOG_RATIO = jnp.array([[0.1, -0.05, 0.1], [0.6, 0.2, 0.0]])
 ADVANTAGE = jnp.array([[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]])
 MASK = jnp.array([[1, 1, 1], [1, 1, 0]], bool)
-UNIT = rows((2, 3))
+UNIT = jnp.zeros((2, 3), jnp.int32)
 
 
 def mean_over_sequences(per_token, mask=MASK):

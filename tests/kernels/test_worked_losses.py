@@ -9,7 +9,6 @@ from agentrl_jax.kernels.entropy import entropy, log_softmax
 from agentrl_jax.kernels.kl import kl
 from agentrl_jax.kernels.policy_loss import masked_log_ratio, ppo_clip
 from agentrl_jax.kernels.reduce import token_weights, weighted_sum
-from agentrl_jax.kernels.units import rows
 from agentrl_jax.kernels.value_loss import value_clipped, value_loss
 from tests.kernels.worked import array, close, example
 
@@ -85,7 +84,7 @@ def test_8d3_without_the_stop_gradient_it_would_go_the_wrong_way(x):
 
 
 MASK = jnp.array([[1, 1, 1], [1, 1, 0]], bool)
-UNIT = rows((2, 3))
+UNIT = jnp.zeros((2, 3), jnp.int32)
 
 
 def two_sequences(second=(0.6, 0.2)):

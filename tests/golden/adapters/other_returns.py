@@ -8,7 +8,7 @@ from agentrl_jax.kernels import returns
 from agentrl_jax.kernels.gae import gae
 from agentrl_jax.kernels.kl import kl, penalised
 from agentrl_jax.kernels.policy_loss import masked_log_ratio
-from agentrl_jax.kernels.units import rows, runs
+from agentrl_jax.kernels.units import runs
 from agentrl_jax.kernels.whiten import whiten
 from tests.golden.adapter import adapter
 
@@ -26,7 +26,7 @@ def areal(i: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
         outcome = jnp.where(cut, 0.0, outcome)
     ratio = masked_log_ratio(logprob, jnp.asarray(i["ref_logp"]), mask, clamp=None)
     estimate = kl(ratio, estimator=p["kl_estimator"], max_log_ratio=None, max_value=10.0)
-    last = jnp.roll(returns.edge(attended, rows(shape), "last"), -1, 1)
+    last = jnp.roll(returns.edge(attended, None, "last"), -1, 1)
     kl_rewards = penalised(jnp.zeros(shape), estimate, mask, p["kl_ctl"])
     reward = penalised(jnp.where(last, outcome[:, None], 0.0), estimate, mask, p["kl_ctl"])
     out = gae(
@@ -64,7 +64,7 @@ def slime_reinforce(i: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
     mask, estimate = jnp.asarray(i["loss_mask"], bool), jnp.asarray(i["kl"])
     everywhere = jnp.ones(mask.shape, bool)
     outcome = jnp.broadcast_to(jnp.asarray(i["rewards"])[:, None], mask.shape)
-    at_end = jnp.where(returns.edge(mask, rows(mask.shape), "last"), outcome, 0.0)
+    at_end = jnp.where(returns.edge(mask, None, "last"), outcome, 0.0)
     reward = penalised(at_end, estimate, mask, p["kl_coef"])
     return {
         "returns": returns.discounted_return(reward, everywhere, discount=p["gamma"]),

@@ -54,7 +54,7 @@ def first_seen(labels: Any) -> Any:
 
 
 def row_rewards(scores: Any) -> Any:
-    return units.unit_sum(jnp.asarray(scores), units.rows(scores.shape))[:, 0]
+    return units.unit_sum(jnp.asarray(scores))[:, 0]
 
 
 def variances(inputs: dict[str, Any], params: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from agentrl_jax.kernels import policy_loss, sequence_loss, units
+from agentrl_jax.kernels import policy_loss, sequence_loss
 from tests.golden.adapter import adapter
 
 GRADIENT = {"grad_log_probs": ("log_probs", "pg_losses")}
@@ -41,4 +41,4 @@ def gspo_kl(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     mask = jnp.asarray(inputs["loss_mask"]) != 0
     ratio = policy_loss.masked_log_ratio(jnp.asarray(inputs["log_probs"]), jnp.asarray(inputs["old_log_probs"]), mask, clamp=None)
     rows, width = mask.shape
-    return {"ppo_kl": -sequence_loss.sequence_log_ratio(ratio, mask, units.rows((rows, width)))}
+    return {"ppo_kl": -sequence_loss.sequence_log_ratio(ratio, mask)}

@@ -6,7 +6,7 @@ import numpy as np
 from agentrl_jax.kernels import baselines
 from agentrl_jax.kernels.group import group_relative, group_statistics
 from agentrl_jax.kernels.kl import kl
-from agentrl_jax.kernels.units import rows, unit_sum
+from agentrl_jax.kernels.units import unit_sum
 from agentrl_jax.kernels.whiten import whiten
 from tests.golden.adapter import adapter
 
@@ -52,7 +52,7 @@ def rloo_advantages(inputs, params):
         total = jnp.clip(total, *params["reward_clip_range"])
     mask = jnp.asarray(inputs["completion_mask"]) != 0
     log_ratio = jnp.where(mask, jnp.asarray(inputs["old_per_token_logps"]) - jnp.asarray(inputs["ref_per_token_logps"]), 0.0)
-    total = total - params["beta"] * unit_sum(kl(log_ratio, estimator="k1"), rows(mask.shape))[:, 0]
+    total = total - params["beta"] * unit_sum(kl(log_ratio, estimator="k1"))[:, 0]
     advantage = group_relative(total, blocks(len(rewards), params["num_generations"]), scorable, std="none", baseline="leave_one_out")
     if params["normalize_advantages"]:
         advantage = whiten(advantage, scorable, divisor="sample", eps=EPS)

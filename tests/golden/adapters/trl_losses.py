@@ -28,7 +28,7 @@ class Tokens:
     def __init__(self, x: dict[str, Any], p: dict[str, Any]) -> None:
         mask = jnp.asarray(x["completion_mask"]) != 0
         self.mask = mask if x["tool_mask"] is None else mask & (x["tool_mask"] != 0)
-        self.unit, self.rows = units.rows((mask.shape[0], mask.shape[1])), mask.shape[0]
+        self.rows = mask.shape[0]
         self.new = jnp.where(self.mask, x["per_token_logps"], 0.0)
         self.old = jax.lax.stop_gradient(self.new) if x["old_per_token_logps"] is None else x["old_per_token_logps"]
         self.advantage = jnp.where(self.mask, x["advantages"][:, None], 0.0)
@@ -42,7 +42,7 @@ class Tokens:
 
     def ratio(self) -> Any:
         """Log-ratio of the token or of its row."""
-        return sequence_loss.sequence_log_ratio(self.log_ratio, self.mask, self.unit) if self.by_sequence else self.log_ratio
+        return sequence_loss.sequence_log_ratio(self.log_ratio, self.mask) if self.by_sequence else self.log_ratio
 
     def mean(self, x: Any) -> Any:
         """Over tokens, or over rows of what is one number for each row."""
@@ -96,7 +96,7 @@ def clipped(x: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
     per_token = policy_loss.ppo_clip(t.ratio(), t.advantage, max_ratio=p["delta"], **clips(p))
     out = policy_loss.clipped(t.ratio(), t.advantage, **clips(p))
     low, high = out & (t.advantage < 0), out & (t.advantage > 0)
-    of_row = [diagnostics.summary(units.unit_mean(side * 1.0, t.mask, t.unit), t.mask) for side in (low, high)]
+    of_row = [diagnostics.summary(units.unit_mean(side * 1.0, t.mask), t.mask) for side in (low, high)]
     return finished(t, per_token, x, p) | {
         "clip_ratio/low_mean": t.mean(low),
         "clip_ratio/high_mean": t.mean(high),
@@ -127,7 +127,7 @@ def vespo(x: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
     t = Tokens(x, p)
     everywhere = jnp.ones_like(t.mask)
     log_ratio = policy_loss.masked_log_ratio(t.new, jnp.asarray(t.old), t.mask)
-    phi = sequence_loss.vespo_weight(log_ratio, t.advantage, everywhere, t.unit, weight=t.weight)
-    per_token = sequence_loss.vespo(t.new, log_ratio, t.advantage, everywhere, t.unit, weight=t.weight)
+    phi = sequence_loss.vespo_weight(log_ratio, t.advantage, everywhere, weight=t.weight)
+    per_token = sequence_loss.vespo(t.new, log_ratio, t.advantage, everywhere, weight=t.weight)
     t.by_sequence = True
     return finished(t, per_token, x, p, weighted=False) | {"vespo/phi_seq_mean": t.mean(phi)}

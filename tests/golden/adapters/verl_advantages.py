@@ -8,7 +8,7 @@ import numpy as np
 from agentrl_jax.kernels import baselines
 from agentrl_jax.kernels.group import group_relative
 from agentrl_jax.kernels.scan import discounted_sum
-from agentrl_jax.kernels.units import rows, unit_count, unit_sum
+from agentrl_jax.kernels.units import unit_count, unit_sum
 from agentrl_jax.kernels.whiten import whiten
 from tests.golden.adapter import adapter
 
@@ -25,11 +25,11 @@ def boolean(mask: Any) -> Any:
 def scores(inputs: dict[str, Any]) -> Any:
     """One reward per row: the sum over all its tokens, masked or not."""
     reward = jnp.asarray(inputs["token_level_rewards"])
-    return unit_sum(reward, rows(reward.shape))[:, 0]
+    return unit_sum(reward)[:, 0]
 
 
 def lengths(mask: Any) -> Any:
-    return unit_count(boolean(mask), rows(mask.shape), jnp.dtype("float64"))[:, 0]
+    return unit_count(boolean(mask), None, jnp.dtype("float64"))[:, 0]
 
 
 def all_members(group: Any) -> Any:

@@ -29,7 +29,7 @@ def log_ratio(inputs: dict[str, Any], *, clamp: float | None) -> tuple[Any, Any]
 
 def of_rows(x: Any, mask: Any) -> Any:
     """One number for each row: the mean over its tokens of `mask`."""
-    return units.unit_mean(x, mask, units.rows(x.shape))[:, 0]
+    return units.unit_mean(x, mask)[:, 0]
 
 
 def weights(inputs: dict[str, Any], params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
