@@ -51,7 +51,8 @@ smoke: $(VENV)/base  ## every part of a run in under two minutes, failing where 
 bench: $(VENV)/bench  ## speed of the parts, and of PyTorch doing the same (Python 3.11)
 	$(BIN)/python -m experiments.bench $(ARGS)
 
-bench-kernels: $(VENV)/bench  ## speed and memory of every rule of credit and loss, and of PyTorch doing the same (Python 3.11)
+bench-kernels: $(VENV)/bench  ## speed of grouping states and of every rule of credit and loss, and of PyTorch doing the same (Python 3.11)
+	$(BIN)/python -m experiments.bench_anchors
 	$(BIN)/python -m experiments.bench_kernels $(ARGS)
 
 notebooks: $(VENV)/dev  ## run every notebook from top to bottom

@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl_jax.data.anchors import anchor_groups
 from agentrl_jax.envs.protocol import Environment
 from agentrl_jax.kernels.reduce import Reduction
 from agentrl_jax.models.decoder import ModelConfig
@@ -219,6 +220,7 @@ class Experiment:
     reference:   whether the loss is given the log-probs of the policy that the run started from
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
     components:  named parts of the reward that credit rules are given
+    anchors:     `AnchorFn`: which turns started in the same state, for GiGPO; equal keys of the environment if left out
     policy:      folder of the model to start from; None: a small one is made and warm-started
     seed:        every random choice of the run derives from it
     steps:       training steps
@@ -239,6 +241,7 @@ class Experiment:
     reference: bool = False
     rewrite: Callable[..., Any] | None = None
     components: tuple[str, ...] = ()
+    anchors: Callable[..., Any] = anchor_groups
     policy: str | None = None
     seed: int = 0
     steps: int = 40

@@ -63,6 +63,7 @@ def learn(
         limits=experiment.limits.handling,
         dropped_in_stats=experiment.limits.dropped_in_stats,
         components=experiment.components,
+        anchors=experiment.anchors,
         row_multiple=settings.minibatches * settings.accumulate * learner.mesh.size,
         at_least=shape,
     )

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from agentrl_jax.data.anchors import anchor_groups
+from experiments import bench_anchors
 from experiments.bench_kernels import batch
 from experiments.bench_kernels.agree import difference
 
@@ -49,3 +51,10 @@ def test_both_sides_agree(arrays, rule):
     here = ours.to_numpy(ours.rule(rule, ours.load(arrays))())
     there = torch_side.to_numpy(torch_side.rule(rule, torch_side.load(arrays))())
     assert difference(here, there) is None
+
+
+def test_the_loop_over_pairs_gives_the_same_groups():
+    states, group = (x[:300] for x in bench_anchors.make())
+    found = anchor_groups(states, group, similarity="lcs", threshold=bench_anchors.THRESHOLD)
+    assert 1 < len(set(found.tolist())) < 300
+    np.testing.assert_array_equal(found, bench_anchors.pairs(states, group))

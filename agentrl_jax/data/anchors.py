@@ -20,6 +20,8 @@ from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cdist
 
 Similarity = Literal["exact", "lcs", "difflib"]
+AnchorFn = Callable[[Sequence[Any], Sequence[Hashable]], NDArray[np.int32]]
+"""`(state of each turn or None, group of each turn) -> number of its anchor group or -1`: `partial(anchor_groups, similarity=...)`."""
 
 
 def anchor_groups(

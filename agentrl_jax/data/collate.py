@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl_jax.data.anchors import AnchorFn, anchor_groups
 from agentrl_jax.data.batch import Batch, Episodes, Tokens
 from agentrl_jax.data.episode import Author, Episode, Span
 
@@ -81,6 +82,7 @@ def collate(
     limits: Limits = "score",
     dropped_in_stats: bool = False,
     components: Sequence[str] = (),
+    anchors: AnchorFn = anchor_groups,
     row_multiple: int = 1,
     at_least: Shape = Shape(),  # noqa: B008 - immutable
     pack: bool = True,
@@ -93,6 +95,7 @@ def collate(
     limits:           episodes that ran into a limit count with their reward ("score") or leave the loss ("drop")
     dropped_in_stats: they still count in the statistics of their group
     components:       names of the reward components of the table, in this order
+    anchors:          which turns started in the same state, see `data.anchors`
     row_multiple:     B is a multiple of it: minibatches x accumulation steps x devices along the rows
     at_least:         no axis is smaller. A run that passes the `Packing.shape` of its largest step compiles once
     pack:             False lays one segment in each row
@@ -112,7 +115,7 @@ def collate(
             )
     t = bucket(max(int(length.max(initial=1)), at_least.length), ladder)
 
-    table = _table(episodes, at_least, limits, dropped_in_stats, components)
+    table = _table(episodes, at_least, limits, dropped_in_stats, components, anchors)
     if pack:
         order = sorted(range(len(placed)), key=lambda i: (-length[i], episodes[owner[i]].id, i))
         row, start = _first_fit(length, order, t)
@@ -213,19 +216,19 @@ def _tokens(segments: Sequence[Sequence[Span]], packing: Packing) -> Tokens:
     )
 
 
-def _table(episodes: Sequence[Episode], at_least: Shape, limits: Limits, dropped_in_stats: bool, components: Sequence[str]) -> Episodes:
+def _table(
+    episodes: Sequence[Episode], at_least: Shape, limits: Limits, dropped_in_stats: bool, components: Sequence[str], anchors: AnchorFn
+) -> Episodes:
     """The table half."""
     if limits not in ("score", "drop"):
         raise ValueError(f'limits must be "score" or "drop", got {limits!r}')
     k = bucket(max([at_least.turns, *(len(episode.turns) for episode in episodes)]))
     shape = (bucket(max(len(episodes), at_least.episodes)), k)
     groups: dict[str, int] = {}
-    states: dict[tuple[str, str | None], int] = {}
     numbers = [groups.setdefault(episode.group, len(groups)) for episode in episodes]
-    anchors = [
-        [-1 if turn.state is None else states.setdefault((episode.group, turn.state), len(states)) for turn in episode.turns]
-        for episode in episodes
-    ]
+    turns = [(turn.state, episode.group) for episode in episodes for turn in episode.turns]
+    found = iter(anchors([state for state, _ in turns], [group for _, group in turns]))
+    state = [[int(next(found)) for _ in episode.turns] for episode in episodes]
     usable = [episode.usable for episode in episodes]
     kept = [episode.usable and not (limits == "drop" and episode.ending.limit) for episode in episodes]
     parts: Any = np.zeros((shape[0], len(components)), np.float32)
@@ -243,7 +246,7 @@ def _table(episodes: Sequence[Episode], at_least: Shape, limits: Limits, dropped
         turn_reward=_ragged([[turn.reward or 0.0 for turn in episode.turns] for episode in episodes], shape, np.float32),
         turn_valid=_ragged([[turn.valid for turn in episode.turns] for episode in episodes], shape, np.bool_),
         turn_in_loss=exists.copy(),
-        state=_ragged(anchors, shape, np.int32, fill=-1),
+        state=_ragged(state, shape, np.int32, fill=-1),
     )
 
 

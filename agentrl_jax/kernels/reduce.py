@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from agentrl_jax.kernels.units import row_count
+
 Reduction = Literal["token", "episode", "group", "constant", "episode_sum", "sum"]
 Denominator = Literal["original", "kept"]
 Count = int | float | Float[Array, ""]
@@ -95,7 +97,7 @@ def counts(
     """
     dtype = jnp.result_type(float)
     if episode is None:
-        lengths = jnp.sum(mask, axis=1, dtype=dtype)
+        lengths = row_count(mask).astype(dtype)
     elif group is None:
         raise ValueError("`episode` goes with `group`, which tells how many episodes there are")
     else:

@@ -112,7 +112,8 @@ def edge(mask: Bool[Array, "B T"], part: Int[Array, "B T"] | None, at: At) -> Bo
     rows, width = mask.shape
     here = jnp.broadcast_to(jnp.arange(width), mask.shape)
     # Flat: a scatter into one long array costs half of one into each row.
-    part = (jnp.arange(rows, dtype=jnp.int32)[:, None] * width + (0 if part is None else part.astype(jnp.int32))).ravel()
+    row = width * jnp.arange(rows, dtype=jnp.int32)[:, None]
+    part = (jnp.broadcast_to(row, mask.shape) if part is None else row + part.astype(jnp.int32)).ravel()
     if at == "first":
         outer = jax.ops.segment_min(jnp.where(mask, here, width).ravel(), part, rows * width)
     else:

@@ -5,6 +5,7 @@ python -m experiments.bench_kernels.torch_side eager|compile|verl ARRAYS.npz THR
 
 # pyright: reportMissingImports=false
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,7 @@ def rule(name: str, d: Batch, mode: str = "eager") -> Callable[[], list[Tensor]]
             advantage = rules[name if name in CREDIT else USUAL_CREDIT](d)
         return advantage, rules[name if name in LOSSES else USUAL_LOSS](x, {**d, "advantage": advantage})
 
+    torch.compiler.reset()  # after some recompilations of one function it falls back to eager
     forward = torch.compile(credit_and_loss, dynamic=False) if mode == "compile" else credit_and_loss
 
     def run() -> list[Tensor]:
@@ -57,4 +59,5 @@ def to_numpy(outputs: list[Tensor]) -> list[NDArray[Any]]:
 if __name__ == "__main__":
     mode, file, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
+    logging.disable()  # what fails under torch.compile is in the answer
     serve(file, load, lambda name, d: rule(name, d, mode), to_numpy)

@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.data import collate as door
+from agentrl_jax.data.anchors import anchor_groups
 from agentrl_jax.data.collate import bucket, collate, minibatch_rows, unpack
 from agentrl_jax.data.episode import Author, Ending
 from tests.data.strategies import batches, make_episode
@@ -228,6 +230,15 @@ def test_components_in_the_order_asked():
     assert table.components.tolist() == [[2.0, 0.5], [0.0, 0.0]]
     with pytest.raises(ValueError, match="episode a: no reward component 'speed'; its verifier gave: tests, style"):
         collate(episodes, row_length=T, components=("speed",))
+
+
+def test_similar_states_can_be_one_anchor():
+    texts = ["0123456789", "012345678x", "abcdefghij"]
+    episodes = [make_episode(str(i), turns=1, states=(text,)) for i, text in enumerate(texts)]
+    exact, _ = collate(episodes, row_length=T)
+    similar, _ = collate(episodes, row_length=T, anchors=partial(anchor_groups, similarity="lcs", threshold=0.8))
+    assert exact.episodes.state[:3, 0].tolist() == [0, 1, 2]
+    assert similar.episodes.state[:3, 0].tolist() == [0, 0, 1]
 
 
 def test_a_segment_longer_than_a_row_is_named():

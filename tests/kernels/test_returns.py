@@ -17,8 +17,8 @@ from agentrl_jax.kernels.returns import (
     part_return,
     reshaped_outcome,
 )
-from agentrl_jax.kernels.scan import discounted_sum, following, time_order, windowed_sum
-from agentrl_jax.kernels.units import runs
+from agentrl_jax.kernels.scan import Steps, cumulative_sum, discounted_sum, following, time_order, windowed_sum
+from agentrl_jax.kernels.units import row_count, runs
 
 T = 8
 rows = hypothesis.extra.numpy.arrays(np.float32, T, elements=st.floats(-2, 2, width=16))
@@ -129,6 +129,23 @@ def test_edges(mask, part, at):
     got = np.asarray(edges(jnp.asarray(mask[None]), jnp.asarray(part[None]), at=at))[0]
     want = [where[0 if at == "first" else -1] for p in set(part.tolist()) if len(where := np.flatnonzero(mask & (part == p)))]
     assert set(np.flatnonzero(got)) == set(want)
+    of_row = np.asarray(edges(jnp.asarray(mask[None]), None, at=at))[0]
+    assert np.flatnonzero(of_row).tolist() == np.flatnonzero(mask)[: 1 if at == "first" else None][-1:].tolist()
+
+
+@hypothesis.given(st.sampled_from([1, 5, 32, 33, 1200]), st.booleans(), st.integers(0, 99))
+def test_prefix_sums_and_steps_are_numpys(width, reverse, seed):
+    rng = np.random.default_rng(seed)
+    x, mask = rng.normal(size=(2, width)).astype(np.float32), rng.random((2, width)) < 0.4
+    sums = np.cumsum(x[:, ::-1], 1)[:, ::-1] if reverse else np.cumsum(x, 1)
+    np.testing.assert_allclose(cumulative_sum(jnp.asarray(x), reverse=reverse), sums, atol=1e-4)
+    steps = Steps.of(jnp.asarray(mask))
+    packed = steps.together(jnp.asarray(x), fill=7.0)
+    for row in range(2):
+        assert steps.number[row].tolist() == (np.cumsum(mask[row]) - 1).tolist()
+        assert packed[row].tolist() == [*x[row][mask[row]].tolist(), *[7.0] * (width - mask[row].sum())]
+    np.testing.assert_array_equal(np.asarray(steps.apart(packed))[mask], x[mask])
+    np.testing.assert_array_equal(row_count(jnp.asarray(mask)), mask.sum(1))
 
 
 @hypothesis.given(rows, rows, st.sampled_from([1, 3, 6, T + 2]))
