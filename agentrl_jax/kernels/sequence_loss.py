@@ -21,7 +21,7 @@ Form = Literal["sequence", "token"]
 def sequence_log_ratio(
     log_ratio: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    unit: Int[Array, "B T"] | None = None,
+    unit: Int[Array, "B T"] | None,
     *,
     average: bool = True,
     form: Form = "sequence",
@@ -46,7 +46,7 @@ def sequence_log_ratio(
 
 
 def geometric_mean(
-    weight: Float[Array, "B T"], mask: Bool[Array, "B T"], unit: Int[Array, "B T"] | None = None, *, eps: float = 1e-10
+    weight: Float[Array, "B T"], mask: Bool[Array, "B T"], unit: Int[Array, "B T"] | None, *, eps: float = 1e-10
 ) -> Float[Array, "B T"]:
     """One weight for each sequence out of its tokens' weights: `exp(mean_t log(w_t + eps))`."""
     return jnp.exp(unit_mean(jnp.log(jnp.where(mask, weight, 1.0) + eps), mask, unit))
@@ -56,7 +56,7 @@ def gspo(
     log_ratio: Float[Array, "B T"],
     advantage: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    unit: Int[Array, "B T"] | None = None,
+    unit: Int[Array, "B T"] | None,
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
@@ -84,7 +84,7 @@ def gmpo(
     log_ratio: Float[Array, "B T"],
     advantage: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    unit: Int[Array, "B T"] | None = None,
+    unit: Int[Array, "B T"] | None,
     *,
     clip_low: float = 0.4,
     clip_high: float = 0.4,
@@ -104,7 +104,7 @@ def vespo(
     log_ratio: Float[Array, "B T"],
     advantage: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    unit: Int[Array, "B T"] | None = None,
+    unit: Int[Array, "B T"] | None,
     *,
     weight: Float[Array, "B T"] | None = None,
     k_positive: float = 2.0,
@@ -138,7 +138,7 @@ def vespo_weight(
     log_ratio: Float[Array, "B T"],
     advantage: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    unit: Int[Array, "B T"] | None = None,
+    unit: Int[Array, "B T"] | None,
     *,
     weight: Float[Array, "B T"] | None = None,
     k_positive: float = 2.0,

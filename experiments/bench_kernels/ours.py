@@ -168,15 +168,15 @@ def ppo(new: Array, d: D, **options: Any) -> Array:
 
 
 def gspo(new: Array, d: D) -> Array:
-    return reduced(sequence_loss.gspo(ratio(new, d.old, d), d.advantage, d.mask), d, reduction="episode")
+    return reduced(sequence_loss.gspo(ratio(new, d.old, d), d.advantage, d.mask, None), d, reduction="episode")
 
 
 def gmpo(new: Array, d: D) -> Array:
-    return reduced(sequence_loss.gmpo(ratio(new, d.old, d), d.advantage, d.mask), d, reduction="episode")
+    return reduced(sequence_loss.gmpo(ratio(new, d.old, d), d.advantage, d.mask, None), d, reduction="episode")
 
 
 def topr(new: Array, d: D) -> Array:
-    of = sequence_loss.sequence_log_ratio(ratio(new, d.old, d), d.mask, average=False, clamp=(-20.0, 20.0))
+    of = sequence_loss.sequence_log_ratio(ratio(new, d.old, d), d.mask, None, average=False, clamp=(-20.0, 20.0))
     return reduced(policy_loss.topr(hidden(new, d), of, d.advantage, jnp.broadcast_to(d.positive[:, None], d.mask.shape)), d)
 
 
@@ -204,7 +204,7 @@ def clip_cov(new: Array, d: D) -> Array:
 
 
 def vespo(new: Array, d: D) -> Array:
-    return reduced(sequence_loss.vespo(hidden(new, d), ratio(new, d.old, d), d.advantage, d.mask), d)
+    return reduced(sequence_loss.vespo(hidden(new, d), ratio(new, d.old, d), d.advantage, d.mask, None), d)
 
 
 def off_policy(d: D) -> Array:

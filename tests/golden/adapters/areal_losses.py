@@ -42,7 +42,7 @@ def sapo_loss(x: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
     advantage = jnp.where(mask, x["advantages"], 0.0)
     log_ratio = policy_loss.masked_log_ratio(jnp.asarray(x["logprobs"]), jnp.asarray(x["old_logprobs"]), mask, clamp=None)
     if p["importance_sampling_level"] == "sequence":
-        log_ratio = sequence_loss.sequence_log_ratio(log_ratio, mask)
+        log_ratio = sequence_loss.sequence_log_ratio(log_ratio, mask, None)
         advantage = units.unit_mean(advantage, mask)
     per_token = policy_loss.sapo(log_ratio, advantage, tau_positive=p["tau_pos"], tau_negative=p["tau_neg"])
     return {"loss": reduce.weighted_sum(per_token, reduce.token_weights(mask))}
@@ -62,7 +62,7 @@ def ppo_actor_loss(x: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
         found = {"behave_imp_weight": weight, "filtered_fraction": diagnostics.summary(changed, mask).mean}
     log_ratio = policy_loss.masked_log_ratio(new, proximal, kept, clamp=None)
     if p["importance_sampling_level"] == "sequence":
-        log_ratio = sequence_loss.sequence_log_ratio(log_ratio, kept)
+        log_ratio = sequence_loss.sequence_log_ratio(log_ratio, kept, None)
         advantage = units.unit_mean(advantage, kept)
     low, high = p["eps_clip"], p["eps_clip"] if p["eps_clip_higher"] is None else p["eps_clip_higher"]
     per_token = policy_loss.decoupled_ppo(log_ratio, advantage, weight, clip_low=low, clip_high=high, dual_clip=p["c_clip"])

@@ -41,4 +41,4 @@ def gspo_kl(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     mask = jnp.asarray(inputs["loss_mask"]) != 0
     ratio = policy_loss.masked_log_ratio(jnp.asarray(inputs["log_probs"]), jnp.asarray(inputs["old_log_probs"]), mask, clamp=None)
     rows, width = mask.shape
-    return {"ppo_kl": -sequence_loss.sequence_log_ratio(ratio, mask)}
+    return {"ppo_kl": -sequence_loss.sequence_log_ratio(ratio, mask, None)}

@@ -42,7 +42,7 @@ class Tokens:
 
     def ratio(self) -> Any:
         """Log-ratio of the token or of its row."""
-        return sequence_loss.sequence_log_ratio(self.log_ratio, self.mask) if self.by_sequence else self.log_ratio
+        return sequence_loss.sequence_log_ratio(self.log_ratio, self.mask, None) if self.by_sequence else self.log_ratio
 
     def mean(self, x: Any) -> Any:
         """Over tokens, or over rows of what is one number for each row."""
@@ -127,7 +127,7 @@ def vespo(x: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
     t = Tokens(x, p)
     everywhere = jnp.ones_like(t.mask)
     log_ratio = policy_loss.masked_log_ratio(t.new, jnp.asarray(t.old), t.mask)
-    phi = sequence_loss.vespo_weight(log_ratio, t.advantage, everywhere, weight=t.weight)
-    per_token = sequence_loss.vespo(t.new, log_ratio, t.advantage, everywhere, weight=t.weight)
+    phi = sequence_loss.vespo_weight(log_ratio, t.advantage, everywhere, None, weight=t.weight)
+    per_token = sequence_loss.vespo(t.new, log_ratio, t.advantage, everywhere, None, weight=t.weight)
     t.by_sequence = True
     return finished(t, per_token, x, p, weighted=False) | {"vespo/phi_seq_mean": t.mean(phi)}

@@ -89,8 +89,8 @@ def dppo(inputs: dict[str, Any], params: dict[str, Any], divergence: Any, eps: f
 def gspo(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     x = Tokens(inputs)
     log_ratio, clamp = x.log_ratio(clamp=None), (-jnp.inf, 10.0)
-    of = sequence_loss.sequence_log_ratio(log_ratio, x.mask, form="token", clamp=clamp)
-    per_token = sequence_loss.gspo(log_ratio, x.advantage, x.mask, form="token", clamp=clamp, **clips(params))
+    of = sequence_loss.sequence_log_ratio(log_ratio, x.mask, None, form="token", clamp=clamp)
+    per_token = sequence_loss.gspo(log_ratio, x.advantage, x.mask, None, form="token", clamp=clamp, **clips(params))
     return {
         "loss": x.loss(per_token, params, "seq-mean-token-mean"),
         "actor/pg_clipfrac": x.mean(policy_loss.clipped(of, x.advantage, **clips(params))),
@@ -150,9 +150,9 @@ def dro(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
 def geo_mean(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     x = Tokens(inputs)
     log_ratio = x.log_ratio(clamp=None)
-    per_token = sequence_loss.gmpo(log_ratio, x.advantage, x.mask, **clips(params))
+    per_token = sequence_loss.gmpo(log_ratio, x.advantage, x.mask, None, **clips(params))
     if x.weight is not None:
-        per_token = policy_loss.weighted(per_token, sequence_loss.geometric_mean(x.weight, x.mask))
+        per_token = policy_loss.weighted(per_token, sequence_loss.geometric_mean(x.weight, x.mask, None))
     weights = reduce.token_weights(x.mask, reduction="episode", episodes=x.mask.shape[0])
     bounds = {"min_ratio": math.exp(-clips(params)["clip_low"]), "max_ratio": math.exp(clips(params)["clip_high"])}
     out = policy_loss.outside(log_ratio, **bounds)
