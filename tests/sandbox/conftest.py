@@ -5,10 +5,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
+from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.protocol import Backend, Sandbox
 
 
-@pytest.fixture(params=[pytest.param(Bubblewrap, id="bubblewrap", marks=pytest.mark.real("bwrap"))])
+@pytest.fixture(
+    params=[
+        pytest.param(Bubblewrap, id="bubblewrap", marks=pytest.mark.real("bwrap")),
+        pytest.param(Docker, id="docker", marks=pytest.mark.real("docker")),
+    ]
+)
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     async with request.param() as opened:
         yield opened

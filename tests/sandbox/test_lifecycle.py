@@ -223,18 +223,19 @@ async def test_a_dead_keeper_is_an_infrastructure_fault_and_the_next_box_gets_a_
 
 
 @pytest.mark.real("bwrap")
-async def test_a_guest_that_dies_is_reported_and_replaced(backend: Backend):
+async def test_a_guest_that_dies_is_reported_and_replaced():
     """Only the host's memory killer could do this: seen from inside, process 1 of a box cannot be killed."""
-    box = await backend.start({"a": b"1"})
-    before = descendants(os.getpid())
-    running = asyncio.create_task(box.exec(["sh", "-c", "echo said; sleep 60"], seconds=60))
-    await asyncio.sleep(0.5)
-    for process in descendants(os.getpid()) - before:
-        if command_line(process).startswith(b"/usr/bin/python3\0-s\0"):
-            os.kill(process, signal.SIGKILL)
-    result = await running
-    assert (result.exit_code, result.killed, result.output) == (None, "box", b"said\n")
-    assert (await box.exec(["cat", "a"])).output == b"1"
+    async with Bubblewrap() as backend:
+        box = await backend.start({"a": b"1"})
+        before = descendants(os.getpid())
+        running = asyncio.create_task(box.exec(["sh", "-c", "echo said; sleep 60"], seconds=60))
+        await asyncio.sleep(0.5)
+        for process in descendants(os.getpid()) - before:
+            if command_line(process).startswith(b"/usr/bin/python3\0-s\0"):
+                os.kill(process, signal.SIGKILL)
+        result = await running
+        assert (result.exit_code, result.killed, result.output) == (None, "box", b"said\n")
+        assert (await box.exec(["cat", "a"])).output == b"1"
 
 
 def test_pack_is_the_same_for_the_same_files():

@@ -1,0 +1,101 @@
+"""The backend for isolation by a Docker engine: one hardened container per box.
+
+Docker ── Engine ══ dockerd                docker_engine.py: containers made, labelled, removed
+   └── DockerBox ── Link ══ docker_agent.py    the root process of a container; `══` is a socket, attached through dockerd
+                              └─ a command     another user, no capabilities
+
+python -m agentrl_jax.sandbox.docker      # does it work here, and how fast is it?
+"""
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+
+from agentrl_jax.sandbox.box import pack
+from agentrl_jax.sandbox.docker_box import DockerBox
+from agentrl_jax.sandbox.docker_engine import Engine, connect
+from agentrl_jax.sandbox.docker_image import find_image
+from agentrl_jax.sandbox.protocol import Limits, SandboxError
+
+
+class Docker:
+    """A `Backend` on the engine that DOCKER_HOST names (a socket, or TCP without TLS). Its boxes end with `__aexit__`, or with this process
+    however it ends; what an engine's restart or a lost connection may have left is removed at the next `__aenter__` on this machine.
+
+    image: with `python3` (>= 3.11) and `sh` in its PATH; None for the default one (docker_image.py), which the first use builds
+    cpus:  processors that a box may use
+
+    A command runs as user 1000 without capabilities, on a read-only root, without a network, under the engine's filter of system calls.
+    `Limits.disk` and `inodes` hold for each of `/workspace`, `/tmp` and `/dev/shm`. `Limits.memory` is the address space of one process;
+    the box as a whole has that, the three file systems and 64 MiB.
+
+    `__aenter__` raises SandboxError, naming the cause and the remedy, where no engine answers or there is no image.
+    """
+
+    def __init__(self, image: str | None = None, *, cpus: float = 1.0) -> None:
+        self._image, self._cpus = image, cpus
+        self._boxes: set[DockerBox] = set()
+
+    async def __aenter__(self) -> "Docker":
+        client = await asyncio.to_thread(connect)
+        try:
+            image = self._image or await asyncio.to_thread(find_image, client)
+            self._engine = Engine(client, image, self._cpus)
+            await self._engine.reap()
+        except BaseException:
+            client.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            await asyncio.gather(*(box.close() for box in tuple(self._boxes)))
+        finally:
+            await self._engine.close()
+
+    async def start(
+        self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None
+    ) -> DockerBox:
+        limits = limits or Limits()
+        archives = [archive for archive in (snapshot, pack(files) if files else None) if archive]
+        box = await DockerBox.make(self._engine, limits, self._boxes)
+        try:
+            for archive in archives:
+                if (result := await box.unpack(archive)).exit_code != 0:
+                    raise ValueError(f"the files given to start() do not unpack within {limits}: {result.text}")
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+
+async def preflight(repeats: int = 10) -> str:
+    """Use real boxes and say in one line what they cost. Raises SandboxError, naming the cause and the remedy, where that fails."""
+    async with Docker() as backend:
+        starts, commands, forks = [], [], []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            box = await backend.start({"a": b"1"})
+            starts.append(time.perf_counter() - began)
+            result = await box.exec(["cat", "a"])
+            if (result.exit_code, result.output) != (0, b"1"):
+                raise SandboxError(f"a box starts, but a simple command in it gives {result}")
+            for _ in range(20):
+                began = time.perf_counter()
+                await box.exec(["true"])
+                commands.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            await (await box.fork()).close()
+            forks.append(time.perf_counter() - began)
+            await box.close()
+    start, command, fork = (statistics.median(times) * 1e3 for times in (starts, commands, forks))
+    return f"ok: Docker; median {start:.0f} ms per box, {command:.1f} ms per command, {fork:.0f} ms per fork made and closed"
+
+
+if __name__ == "__main__":
+    try:
+        print(asyncio.run(preflight()))  # noqa: T201 - the program's output
+    except SandboxError as error:
+        sys.exit(str(error))

@@ -1,0 +1,288 @@
+"""What is Docker's own: containers are hardened, labelled and never left behind, and an engine's faults are named with their remedy."""
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agentrl_jax.sandbox import docker, docker_engine
+from agentrl_jax.sandbox.bubblewrap import Bubblewrap
+from agentrl_jax.sandbox.docker import Docker
+from agentrl_jax.sandbox.docker_box import result_of
+from agentrl_jax.sandbox.docker_image import find_image
+from agentrl_jax.sandbox.protocol import Limits, SandboxError
+
+real = pytest.mark.real("docker")
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Docker]:
+    async with Docker() as opened:
+        yield opened
+
+
+@pytest.fixture
+def client() -> Any:
+    opened = docker_engine.connect()
+    yield opened
+    opened.close()
+
+
+def owned(client: Any, process: int) -> set[str]:
+    """Containers, of any state, that a process of this machine has started."""
+    filters = {"label": f"{docker_engine.PLACE}={docker_engine.place()}"}
+    found = client.containers(all=True, filters=filters)
+    return {container["Id"] for container in found if container["Labels"][docker_engine.OWNER].split()[0] == str(process)}
+
+
+def volumes(client: Any) -> set[str]:
+    return {volume["Name"] for volume in client.volumes()["Volumes"] or []}
+
+
+def open_files() -> list[str]:
+    folder = "/proc/self/fd"
+    return sorted(os.readlink(f"{folder}/{name}").split(":")[0] for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}"))
+
+
+async def until(condition: Any) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    return condition()
+
+
+@real
+async def test_the_container_is_hardened(backend: Docker, client: Any):
+    box = await backend.start()
+    (name,) = owned(client, os.getpid())
+    host = client.inspect_container(name)["HostConfig"]
+    assert (host["NetworkMode"], host["ReadonlyRootfs"], host["Privileged"], host["Binds"]) == ("none", True, False, None)
+    assert (host["CapDrop"], host["SecurityOpt"], host["PidsLimit"]) == (["ALL"], ["no-new-privileges"], 34)
+    assert host["Memory"] == host["MemorySwap"] == (256 + 3 * 16 + 64) << 20
+    mounts = (await box.exec(["cat", "/proc/mounts"])).text
+    for folder in ("/workspace", "/tmp"):
+        line = next(line for line in mounts.splitlines() if f" {folder} tmpfs " in line)
+        assert {"rw", "nosuid", "nodev", "size=16384k", "nr_inodes=4001"} <= set(line.split()[3].split(",")), line
+
+
+FILL = b"""
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(1000)
+    except BlockingIOError:
+        time.sleep(0.001)
+"""
+HOG = """
+import os, sys
+memory = bytearray(150 << 20)
+children = [os.fork() for _ in range(3)]
+memory[::4096] = bytes([1]) * len(memory[::4096])
+if all(children):
+    sys.exit(128 + max(os.WTERMSIG(os.wait()[1]) for _ in children))
+"""
+
+
+@real
+async def test_processes_at_their_limit_leave_the_box_usable(backend: Docker):
+    box = await backend.start({"a": b"1", "fill.py": FILL}, limits=Limits(processes=4))
+    await box.exec(["sh", "-c", "setsid python3 fill.py > /dev/null 2>&1 &"])
+    async with asyncio.timeout(10):
+        while (refused := await box.exec(["true"])).exit_code == 0:
+            pass
+    assert (refused.exit_code, refused.output) == (126, b"true: Resource temporarily unavailable\n")
+    assert (await box.put({"b": b"2"})).exit_code == 0
+    assert await box.get("b") == b"2"
+    fork = await box.fork()
+    assert (await fork.exec(["cat", "a", "b"])).output == b"12"
+    assert (await box.exec_fresh(["cat", "a", "b"])).output == b"12"
+
+
+@real
+async def test_memory_of_the_box_is_limited_and_spares_its_root_process(backend: Docker):
+    box = await backend.start({"a": b"1"})
+    result = await box.exec(["python3", "-c", HOG], seconds=30)
+    assert (result.exit_code, result.killed, result.timed_out) == (None, "memory", False)
+    assert (await box.exec(["cat", "a"])).output == b"1"
+
+
+@real
+async def test_full_files_leave_memory_for_commands(backend: Docker):
+    box = await backend.start(limits=Limits(disk=64 << 20, memory=64 << 20))
+    for folder in ("/workspace", "/tmp", "/dev/shm"):
+        full = await box.exec(["dd", "if=/dev/zero", f"of={folder}/fill", "bs=1M"], seconds=60)
+        assert (full.exit_code, full.killed) == (1, None), full
+    assert (await box.exec(["echo", "alive"])).output == b"alive\n"
+
+
+def test_a_memory_kill_that_the_command_survived_is_not_its_end():
+    told = {"cause": "exit", "oom": True, "dropped": 0, "seconds": 1.0}
+    assert [(result.exit_code, result.killed) for result in (result_of({**told, "code": code}, b"") for code in (0, 1, 137, -9))] == [
+        *((0, None), (1, None)),
+        *((None, "memory"), (None, "memory")),
+    ]
+
+
+@real
+async def test_the_backend_leaves_no_container_volume_or_descriptor(client: Any):
+    async with Docker() as warm:
+        await warm.start({"a": b"1"})
+    before, descriptors = volumes(client), open_files()
+    async with Docker() as backend:
+        boxes = [await backend.start({"a": b"1"}) for _ in range(2)]
+        await boxes[0].pause()
+        await boxes[1].exec_fresh(["true"])
+        await boxes[1].exec(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"])
+        assert len(owned(client, os.getpid())) == 2
+        starting = [asyncio.create_task(backend.start()) for _ in range(6)]
+        await asyncio.sleep(0.4)
+        for task in starting:
+            task.cancel()
+        ended = await asyncio.gather(*starting, return_exceptions=True)
+        assert any(isinstance(result, asyncio.CancelledError) for result in ended)
+    assert await until(lambda: not owned(client, os.getpid()))
+    assert await until(lambda: volumes(client) <= before)
+    assert open_files() == descriptors
+
+
+CLIENT = """
+import asyncio
+from agentrl_jax.sandbox.docker import Docker
+
+async def main():
+    async with Docker() as backend:
+        boxes = [await backend.start() for _ in range(2)]
+        await boxes[0].exec(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"])
+        await boxes[0].pause()
+        print("ready", flush=True)
+        await boxes[1].exec(["sleep", "1000"], seconds=1000)
+
+asyncio.run(main())
+"""
+
+
+@real
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+async def test_a_client_that_dies_leaves_no_container(client: Any, number: signal.Signals):
+    with subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+        assert len(owned(client, process.pid)) == 2
+        process.send_signal(number)
+        process.wait(20)
+    assert await until(lambda: not owned(client, process.pid))
+
+
+@real
+async def test_containers_of_dead_owners_are_removed_at_the_start_and_no_others(client: Any):
+    def make(labels: dict[str, str]) -> str:
+        config = {"Image": find_image(client), "Cmd": ["sleep", "1000"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}}
+        name = f"test-{secrets.token_hex(4)}"
+        client.create_container_from_config(config, name)
+        return name
+
+    with subprocess.Popen(["true"]) as dead:
+        owner = docker_engine.owner(dead.pid)
+    assert owner is not None
+    here, me = docker_engine.place(), docker_engine.owner(os.getpid())
+    assert me is not None
+    mine = {docker_engine.PLACE: here, docker_engine.OWNER: me}
+    reused = {docker_engine.PLACE: here, docker_engine.OWNER: f"{os.getpid()} 1"}  # the number of a living process, which started later
+    names = [
+        make(labels)
+        for labels in (
+            {docker_engine.PLACE: here, docker_engine.OWNER: owner},
+            reused,
+            mine,
+            {**mine, docker_engine.PLACE: "elsewhere"},
+            {},
+        )
+    ]
+    try:
+        client.start(names[0])
+        client.pause(names[0])
+        async with Docker():
+            left = {container["Names"][0].removeprefix("/") for container in client.containers(all=True)}
+        assert [name in left for name in names] == [False, False, True, True, True]
+    finally:
+        for container in client.containers(all=True):
+            if container["Names"][0].removeprefix("/") in names:
+                client.remove_container(container["Id"], force=True)
+
+
+@real
+async def test_a_container_that_is_removed_is_an_infrastructure_fault(backend: Docker, client: Any):
+    box = await backend.start({"a": b"1"})
+    running = asyncio.create_task(box.exec(["sleep", "60"], seconds=60))
+    await asyncio.sleep(0.3)
+    for name in owned(client, os.getpid()):
+        client.remove_container(name, force=True)
+    for use in (running, box.exec(["true"]), box.get("a"), box.fork()):
+        with pytest.raises(SandboxError, match="the container is gone"):
+            await use
+    await box.close()
+    assert await (await backend.start({"a": b"2"})).get("a") == b"2"
+
+
+@real
+@pytest.mark.real("bwrap")
+async def test_snapshots_are_read_by_the_other_backend(backend: Docker):
+    script = (
+        "mkdir d; echo 1 > 'd/é'; ln d/é hard; ln -s hard soft; truncate -s 1G sparse; echo end >> sparse; chmod 500 d; mkfifo /tmp/fifo"
+    )
+    listing = ["find", "/workspace", "/tmp", "-mindepth", "1", "-printf", r"%p %y %m %s %n %l\n"]
+    async with Bubblewrap() as other:
+        for source, target in ((backend, other), (other, backend)):
+            box = await source.start()
+            assert (await box.exec(["sh", "-c", script])).exit_code == 0
+            copy = await target.start(snapshot=await box.snapshot())
+            expected, got = [sorted((await one.exec(listing)).output.splitlines()) for one in (box, copy)]
+            assert got == expected
+            assert (await copy.exec(["tail", "-c", "4", "sparse"])).output == b"end\n"
+
+
+@real
+async def test_an_image_that_is_not_there_or_has_no_python_is_named(client: Any):
+    with pytest.raises(SandboxError, match="no image agentrl-none:1"):
+        async with Docker("agentrl-none:1") as backend:
+            await backend.start()
+    client.import_image_from_data(bytes(10240), repository="agentrl-test-empty", tag="1")
+    try:
+        with pytest.raises(SandboxError, match="python3"):
+            async with Docker("agentrl-test-empty:1") as backend:
+                await backend.start()
+        assert await until(lambda: not owned(client, os.getpid()))
+    finally:
+        client.remove_image("agentrl-test-empty:1")
+
+
+@real
+def test_preflight_says_what_it_costs():
+    done = subprocess.run([sys.executable, "-m", docker.__name__], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
+    assert done.stdout.startswith("ok: Docker; median ")
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        ("unix:///nowhere/docker.sock", "start it, join the group docker, or set DOCKER_HOST"),
+        ("tcp://127.0.0.1:1", "start it"),
+        ("ssh://host", "ssh -NL"),
+        ("npipe:////./pipe/docker_engine", "DOCKER_HOST=unix:///tmp/docker.sock"),
+        ("tcp://host", "neither unix:///PATH nor tcp://HOST:PORT"),
+    ],
+)
+async def test_no_engine_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, host: str, remedy: str):
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(SandboxError, match=remedy):
+        async with Docker():
+            pass
