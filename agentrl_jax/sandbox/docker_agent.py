@@ -54,9 +54,9 @@ def receive() -> bytes:
     return bytes(frame)
 
 
-def send(data: bytes) -> None:
-    """A frame."""
-    rest = memoryview(len(data).to_bytes(4, "big") + data)
+def send(*frames: bytes) -> None:
+    """Frames, at once."""
+    rest = memoryview(b"".join(part for frame in frames for part in (len(frame).to_bytes(4, "big"), frame)))
     while rest:
         rest = rest[os.write(1, rest) :]
 
@@ -210,12 +210,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     fcntl.fcntl(stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)
     pipe, write_end = os.pipe()
     output = Output(request["keep"])
+    code, cause = 126, "exit"
     try:
         child = os.fork()
     except OSError as error:  # the box's processes are at their limit
         child = None
         output.add(os.fsencode(f"{request['argv'][0]}: {error.strerror}\n"))
-        code, cause = 126, "exit"
     if child == 0:
         become(request, stdin, write_end)
     os.close(stdin)
@@ -303,8 +303,7 @@ def main() -> None:
         prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     answer: dict[str, Any] = {}  # the first one says that it is ready
     while True:
-        send(b"")
-        send(json.dumps(answer).encode())
+        send(b"", json.dumps(answer).encode())
         while not (frame := receive()):
             pass
         answer = handle(json.loads(frame))

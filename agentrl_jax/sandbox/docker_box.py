@@ -51,8 +51,9 @@ class DockerBox:
                 result = await self._run(self._fresh, request, stdin)
             finally:
                 fresh, self._fresh = self._fresh, None
-                await self._remove(fresh)
-        return replace(result, exit_code=128 - result.exit_code) if (result.exit_code or 0) < 0 else result
+                await self._engine.remove(fresh)
+        code = result.exit_code
+        return replace(result, exit_code=128 - code) if code is not None and code < 0 else result
 
     async def put(self, files: Mapping[str, bytes]) -> Result:
         return await self.unpack(pack(files))
@@ -102,16 +103,12 @@ class DockerBox:
 
     async def close(self) -> None:
         self._closed = True
-        self._boxes.discard(self)
-        for container in (self._fresh, self._container):  # the files go with the last that uses them if that is the one that made them
-            if container:
-                await self._remove(container)
-
-    async def _remove(self, container: Container) -> None:
         try:
-            await self._engine.remove(container.name)
-        finally:
-            container.link.close()
+            for container in filter(None, (self._fresh, self._container)):  # in this order, see Engine.remove
+                await self._engine.remove(container)
+        finally:  # a container without its link ends by itself
+            self._container.link.close(CLOSED)
+            self._boxes.discard(self)
 
     @asynccontextmanager
     async def _turn(self, running: bool = False) -> AsyncIterator[None]:
@@ -158,8 +155,7 @@ class DockerBox:
     async def _wait(self, container: Container, answer: asyncio.Future[Answer], seconds: float) -> Answer:
         await asyncio.wait({answer}, timeout=seconds)
         if not answer.done():
-            container.link.close()
-            raise SandboxError(f"the container {container.name} did not answer within {seconds:g} s")
+            container.link.close(f"the container did not answer within {seconds:g} s")
         if self._closed:
             raise SandboxError(CLOSED)
         return answer.result()

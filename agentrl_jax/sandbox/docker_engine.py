@@ -30,15 +30,15 @@ def connect() -> Any:
     """A client of the engine that DOCKER_HOST names, at a version that both know. Raises SandboxError with the remedy. Blocks."""
     where = address()
     try:
-        import docker
+        from docker import APIClient, errors, utils
     except ImportError as error:
         raise SandboxError("the Docker backend needs the Docker SDK: `pip install docker`") from error
     try:
         with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as probe:  # the SDK forgets one that fails
             probe.settimeout(START)
             probe.connect(where)
-        return docker.APIClient(version="auto", timeout=int(START), **docker.utils.kwargs_from_env())
-    except (docker.errors.DockerException, OSError) as error:
+        return APIClient(version="auto", timeout=int(START), **utils.kwargs_from_env())
+    except (errors.DockerException, OSError) as error:
         host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         raise SandboxError(f"no Docker engine answers at {host}: start it, join the group docker, or set DOCKER_HOST ({error})") from error
 
@@ -91,23 +91,30 @@ class Engine:
         async with self._starts:
             try:
                 await self._call(self._client.create_container_from_config, self._config(limits, files_of), name)
-                link = await Link.attach(name, self._client.api_version)
+                async with asyncio.timeout(START):
+                    link = await Link.attach(name, self._client.api_version)
                 await self._call(self._client.start, name)
                 async with asyncio.timeout(START):
                     await link.boot(self._source)
             except BaseException as error:
                 if link:
-                    link.close()
-                await self.remove(name)
+                    link.close("it did not start")
+                await self._remove(name)
                 if isinstance(error, TimeoutError | OSError):
                     raise SandboxError(f"a container of the image {self._image} does not get ready within {START:g} s: {error}") from error
                 raise
         return Container(name, link)
 
-    async def remove(self, name: str) -> None:
-        """Kill and remove a container with its files, if it is there; return when it is gone."""
+    async def remove(self, container: Container) -> None:
+        """Kill and remove a container, with its files if no other uses them: the one that they were made for has to be the last to go."""
+        try:
+            await self._remove(container.name)
+        finally:
+            container.link.close("it was removed")
+
+    async def _remove(self, name: str) -> None:
         if await self._unless(404, 409, self._client.remove_container, name, v=True, force=True) == 409:
-            # The engine is at it already, as the container had ended. Its files stay if the box that made them goes before the last user.
+            # The engine is at it already, as the container had ended.
             await self._unless(404, 0, self._client.wait, name, condition="removed")
 
     async def reap(self) -> None:
@@ -115,7 +122,7 @@ class Engine:
         here = {"label": f"{PLACE}={place()}"}
         for container in await self._call(self._client.containers, all=True, filters=here):
             if _orphaned(container["Labels"]):
-                await self.remove(container["Id"])
+                await self._remove(container["Id"])
         for volume in (await self._call(self._client.volumes, filters=here))["Volumes"] or ():
             if _orphaned(volume["Labels"]):
                 await self._unless(404, 409, self._client.remove_volume, volume["Name"])
@@ -126,19 +133,20 @@ class Engine:
 
     async def _unless(self, first: int, second: int, function: Callable[..., object], *args: object, **kwargs: object) -> int | None:
         """A call to which an HTTP error with one of two numbers is an answer; that number, or None."""
-        import docker
+        from docker import errors
 
         try:
             await self._call(function, *args, **kwargs)
         except SandboxError as error:
-            if isinstance(error.__cause__, docker.errors.APIError) and error.__cause__.status_code in (first, second):
-                return error.__cause__.status_code
+            cause = error.__cause__
+            if isinstance(cause, errors.APIError) and cause.status_code in (first, second):
+                return cause.status_code
             raise
         return None
 
     async def _call(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
         """Cancelled, it still waits for the end of the call, so that what the call made can be removed."""
-        import docker
+        from docker import errors
 
         call = asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
         cancelled = None
@@ -152,9 +160,9 @@ class Engine:
             raise cancelled
         try:
             return call.result()
-        except docker.errors.ImageNotFound as error:
+        except errors.ImageNotFound as error:
             raise SandboxError(f"the Docker engine has no image {self._image}: `docker pull` it, or name none for the default") from error
-        except (docker.errors.DockerException, OSError) as error:  # those of the SDK's HTTP library are OSErrors
+        except (errors.DockerException, OSError) as error:  # those of the SDK's HTTP library are OSErrors
             raise SandboxError(f"Docker: {error}") from error
 
     def _config(self, limits: Limits, files_of: str | None) -> dict[str, Any]:

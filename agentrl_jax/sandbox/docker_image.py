@@ -26,14 +26,14 @@ SETTINGS = ["ENV PATH=/usr/bin", "ENV LANG=C.UTF-8"]
 
 def find_image(client: Any) -> str:
     """The name of the default image, built if it is not there: in about 10 s of this host's files. Raises SandboxError. Blocks."""
-    import docker
+    from docker import errors
 
     recipe = (DOCKERFILE, SETTINGS, Path(rootfs.__file__).read_bytes())
     tag = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
     name = f"{REPOSITORY}:{tag}"
     try:
         client.inspect_image(name)
-    except docker.errors.ImageNotFound:
+    except errors.ImageNotFound:
         if problem := build(client, name):
             import_root(client, tag, problem)
     return name
@@ -41,25 +41,25 @@ def find_image(client: Any) -> str:
 
 def build(client: Any, name: str) -> str | None:
     """Build from the registry; what kept that from happening, or None."""
-    import docker
+    from docker import errors
 
     problem = None
     try:
         for line in client.build(fileobj=io.BytesIO(DOCKERFILE.encode()), tag=name, rm=True, forcerm=True, decode=True, timeout=SECONDS):
             problem = line.get("error", problem)
-    except (docker.errors.DockerException, OSError) as error:
+    except (errors.DockerException, OSError) as error:
         problem = str(error)
     return problem
 
 
 def import_root(client: Any, tag: str, problem: str) -> None:
     """Make an image of the embedded sandbox's root."""
-    import docker
+    from docker import errors
 
     try:
         root = rootfs.find_rootfs()
         client.import_image_from_data(archive(root), repository=REPOSITORY, tag=tag, changes=SETTINGS)
-    except (SandboxError, docker.errors.DockerException, OSError) as error:
+    except (SandboxError, errors.DockerException, OSError) as error:
         raise SandboxError(f"no default image: {error}; nor from a registry: {problem}; name an image: Docker(image)") from error
 
 

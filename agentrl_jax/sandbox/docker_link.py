@@ -81,7 +81,7 @@ class Link(asyncio.Protocol):
         try:
             await link._attached
         except BaseException:
-            link.close()
+            link.close("it could not be attached")
             raise
         return link
 
@@ -100,8 +100,9 @@ class Link(asyncio.Protocol):
         """Have the command that runs, if any, and everything else in the box killed. It is answered as always."""
         self._write(bytes(4))
 
-    def close(self) -> None:
-        self._fail("closed")
+    def close(self, why: str) -> None:
+        """Hang up, which ends the container. Whoever waits for an answer gets a SandboxError that says why."""
+        self._fail(why)
         if self._transport:
             self._transport.close()
 

@@ -226,6 +226,23 @@ async def test_cancelling_at_any_await_gives_everything_back(warm: int):
     check_nothing_left(pool, backend)
 
 
+@pytest.mark.parametrize("limits", [None, OTHER], ids=["warm box", "place"])
+async def test_what_is_granted_in_the_moment_of_a_cancellation_is_given_back(limits: Limits | None):
+    backend = Timed(turns=4)
+    async with Pool([backend], max_live=2, warm=1) as pool:
+        start = asyncio.create_task(pool.start(limits=limits))
+        await asyncio.sleep(0)
+        assert pool.stats.waiting == 1, "while the one place is taken by a box that is not ready yet"
+        while pool.stats.waiting:
+            await asyncio.sleep(0)
+        start.cancel()
+        await turns()
+        assert start.cancelled()
+        assert (pool.stats.live, pool.stats.warm) == (1, 1)
+        await (await pool.start()).close()
+    check_nothing_left(pool, backend)
+
+
 async def test_a_cancelled_close_goes_on():
     backend = Timed()
     async with Pool([backend], max_live=2) as pool:
