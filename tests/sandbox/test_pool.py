@@ -409,6 +409,7 @@ async def play(pool: Backend, number: int) -> bytes | None:
         await box.close()
 
 
+@pytest.mark.slow
 @pytest.mark.real("bwrap")
 @pytest.mark.parametrize("options", [{"max_live": 64, "warm": 4}, {"max_live": 9, "forks": 1, "warm": 1}], ids=["roomy", "narrow"])
 async def test_real_boxes_for_64_episodes_at_once(options: dict[str, int]):
@@ -424,6 +425,7 @@ async def test_real_boxes_for_64_episodes_at_once(options: dict[str, int]):
     assert until_gone(processes) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.real("bwrap")
 async def test_real_boxes_survive_cancelled_episodes():
     chance = random.Random(0)
