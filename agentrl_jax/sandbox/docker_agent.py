@@ -8,7 +8,7 @@ It is sent as source through its own standard input (docker_link.py): any image 
     frame:    4 bytes of length, big-endian, and as many bytes
     request:  a frame of JSON, frames of data up to an empty one
     answer:   frames of data up to an empty one, a frame of JSON
-An empty frame where a request could begin, or while a command runs, ends the command and whatever else runs. Requests, by "do":
+While a command runs, an empty frame has it and everything else in the box killed; between requests it came too late. Requests, by "do":
     run      argv, env, seconds, keep, most, memory; data: standard input -> its output; code, dropped, cause, oom, seconds
     unpack   data: a tar -> error
     pack     still, longest -> a tar
@@ -304,7 +304,7 @@ def main() -> None:
     answer: dict[str, Any] = {}  # the first one says that it is ready
     while True:
         send(b"", json.dumps(answer).encode())
-        while not (frame := receive()):
+        while not (frame := receive()):  # to end a command that has ended
             pass
         answer = handle(json.loads(frame))
 

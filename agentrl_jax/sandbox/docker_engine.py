@@ -34,9 +34,9 @@ def connect() -> Any:
     except ImportError as error:
         raise SandboxError("the Docker backend needs the Docker SDK: `pip install docker`") from error
     try:
-        with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as probe:  # the SDK forgets one that fails
-            probe.settimeout(START)
-            probe.connect(where)
+        with socket.socket(socket.AF_UNIX) if isinstance(where, str) else socket.create_connection(where, START) as probe:
+            if isinstance(where, str):
+                probe.connect(where)  # here first, as the SDK does not close a socket that cannot connect
         return APIClient(version="auto", timeout=int(START), **utils.kwargs_from_env())
     except (errors.DockerException, OSError) as error:
         host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"

@@ -249,9 +249,10 @@ async def test_a_container_that_is_removed_is_an_infrastructure_fault(backend: D
 @real
 @pytest.mark.real("bwrap")
 async def test_snapshots_are_read_by_the_other_backend(backend: Docker):
-    script = (
-        "mkdir d; echo 1 > 'd/é'; ln d/é hard; ln -s hard soft; truncate -s 1G sparse; echo end >> sparse; chmod 500 d; mkfifo /tmp/fifo"
-    )
+    script = """
+        mkdir d; echo 1 > d/é; ln d/é hard; ln -s hard soft; mkfifo /tmp/fifo; touch $(printf '\\377')
+        truncate -s 1G sparse; echo end >> sparse; chmod 500 d
+    """
     listing = ["find", "/workspace", "/tmp", "-mindepth", "1", "-printf", r"%p %y %m %s %n %l\n"]
     async with Bubblewrap() as other:
         for source, target in ((backend, other), (other, backend)):
