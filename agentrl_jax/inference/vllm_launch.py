@@ -2,21 +2,26 @@
 
 python vllm_launch.py --model FOLDER ...     # by vLLM's own Python; stdin is a pipe that closes with the starter, however that ends
 
+It lies in a folder made for this server, which goes too.
+
 vLLM's children import this file too, so that it does nothing but under `__main__`.
 """
 
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 
 def _end_with_starter() -> None:
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # not sys.stdin: its lock, held here, would be a fatal error when the interpreter ends
     os.killpg(os.getpgrp(), signal.SIGTERM)
-    time.sleep(5)
+    shutil.rmtree(Path(__file__).parent, ignore_errors=True)
+    time.sleep(3)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

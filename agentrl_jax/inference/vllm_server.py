@@ -210,11 +210,15 @@ async def _until_healthy(http: httpx.AsyncClient, server: Server, process: subpr
         await asyncio.sleep(0.2)
 
 
+# The last line of a traceback, which the engine's process writes as "(EngineCore pid=1) ERROR 11-30 00:12:59 [core.py:1] ValueError: ..."
+_RAISED = re.compile(r"(?:\(\w[^)]*\) )?(?:ERROR [^\]]*\] )?((?:\w+\.)*\w+(?:Error|Exception): .+)")
+
+
 def _complaint(log: Path) -> str:
     """The first error in a log, and the end of the log."""
     lines = log.read_text("utf-8", "replace").splitlines()
-    cause = next((found[0] for line in lines if (found := re.search(r"\b[A-Za-z.]*(Error|Exception): .+", line))), "no error in its log")
-    return "\n".join([cause, f"--- the end of its log, {log}:", *lines[-30:]])
+    causes = (found[1] for line in lines if (found := _RAISED.match(line)))
+    return "\n".join([next(causes, "there is no error in its log"), "--- the end of its log:", *lines[-20:]])
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
