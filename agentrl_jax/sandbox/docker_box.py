@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -104,8 +104,9 @@ class DockerBox:
     async def close(self) -> None:
         self._closed = True
         try:
-            for container in filter(None, (self._fresh, self._container)):  # in this order, see Engine.remove
-                await self._engine.remove(container)
+            with suppress(SandboxError):  # an engine that is gone
+                for container in filter(None, (self._fresh, self._container)):  # in this order, see Engine.remove
+                    await self._engine.remove(container)
         finally:  # a container without its link ends by itself
             self._container.link.close(CLOSED)
             self._boxes.discard(self)

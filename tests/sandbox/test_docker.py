@@ -1,6 +1,7 @@
 """What is Docker's own: containers are hardened, labelled and never left behind, and an engine's faults are named with their remedy."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_jax.sandbox import docker, docker_engine
+from agentrl_jax.sandbox import docker, docker_engine, docker_link
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.docker_box import result_of
@@ -244,6 +245,55 @@ async def test_a_container_that_is_removed_is_an_infrastructure_fault(backend: D
             await use
     await box.close()
     assert await (await backend.start({"a": b"2"})).get("a") == b"2"
+
+
+class Relay:
+    """The engine as seen over TCP, until the line is cut."""
+
+    async def __aenter__(self) -> "Relay":
+        self._writers: list[asyncio.StreamWriter] = []
+        self._engine = docker_link.address()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.host = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.cut()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if isinstance(self._engine, str):
+            engine_reader, engine_writer = await asyncio.open_unix_connection(self._engine)
+        else:
+            engine_reader, engine_writer = await asyncio.open_connection(*self._engine)
+        self._writers += [writer, engine_writer]
+        await asyncio.gather(self._copy(reader, engine_writer), self._copy(engine_reader, writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    def cut(self) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+
+@real
+async def test_a_lost_engine_is_an_infrastructure_fault_and_leaves_no_container(client: Any, monkeypatch: pytest.MonkeyPatch):
+    async with Relay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        async with Docker() as backend:
+            box = await backend.start({"a": b"1"})
+            assert (await box.exec(["cat", "a"])).output == b"1"
+            running = asyncio.create_task(box.exec(["sleep", "60"], seconds=60))
+            await asyncio.sleep(0.2)
+            relay.cut()
+            for use in (running, box.exec(["true"]), box.fork(), backend.start()):
+                with pytest.raises(SandboxError):
+                    await use
+    assert await until(lambda: not owned(client, os.getpid()))
 
 
 @real
