@@ -71,7 +71,7 @@ class Docker:
         return box
 
 
-async def preflight(repeats: int = 10) -> str:
+async def preflight(repeats: int = 5) -> str:
     """Use real boxes and say in one line what they cost. Raises SandboxError, naming the cause and the remedy, where that fails."""
     async with Docker() as backend:
         starts, commands, forks = [], [], []

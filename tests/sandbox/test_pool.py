@@ -27,6 +27,7 @@ class Timed:
         self.boxes: list[TimedBox] = []
         self.order: list[bytes] = []
         self.open = False
+        self.held: asyncio.Event | None = None  # holds up starts
 
     async def __aenter__(self) -> "Timed":
         self.open = True
@@ -50,6 +51,8 @@ class Timed:
         self.most_live, self.most_starting = max(self.live, self.most_live), max(self.starting, self.most_starting)
         try:
             await self.wait()
+            if self.held:
+                await self.held.wait()
             if self._random.random() < self.fail:
                 raise SandboxError("out of order")
         except BaseException:
@@ -379,6 +382,18 @@ async def test_closing_ends_boxes_waits_and_starts_under_way():
     check_nothing_left(pool, backend)
     with pytest.raises(SandboxError, match="not open"):
         await pool.start()
+
+
+async def test_closing_waits_for_a_start_under_way_and_ends_its_box():
+    backend = Timed()
+    async with Pool([backend], max_live=3) as pool:
+        backend.held = asyncio.Event()
+        start = asyncio.create_task(pool.start())
+        await turns()
+        asyncio.get_running_loop().call_later(0.02, backend.held.set)
+    with pytest.raises(SandboxError, match="not open"):
+        await start
+    check_nothing_left(pool, backend)
 
 
 @pytest.mark.parametrize(
