@@ -26,8 +26,7 @@ class Stats:
     failed:    starts and forks that a backend could not do
     closed:    boxes closed; `leaked`: those whose `close` raised, which only the end of their backend clears away
     live:      places taken: boxes lent, kept ready, being made and being closed
-    warm:      boxes kept ready
-    waiting:   starts and forks in the queue
+    warm:      boxes kept ready; `waiting`: starts and forks in the queue
     set_aside: names of the backends that get no starts at present
     """
 
@@ -158,9 +157,8 @@ class Pool:
             for host in self._hosts:
                 if host.aside:
                     host.aside.cancel()
-            for ticket in self._queue:
-                if not ticket.granted.done():
-                    ticket.granted.set_exception(SandboxError(CLOSED))
+            for ticket in (ticket for ticket in self._queue if not ticket.granted.done()):
+                ticket.granted.set_exception(SandboxError(CLOSED))
             self._queue.clear()
             await asyncio.gather(*(box.close() for box in tuple(self._boxes)), return_exceptions=True)  # `_end` logs what fails
             # What is being made now is closed by whoever makes it; a backend must not end before, or it would start one after its end.
@@ -197,10 +195,8 @@ class Pool:
             async with asyncio.timeout(self._fork_wait):
                 await self._grant(_Ticket(next(self._numbers), [lease.host], fork=True))
         except TimeoutError:
-            raise SandboxError(
-                f"{lease.host.name} had no place for a fork within {self._fork_wait:g} s: forks that are held use up max_live; "
-                "close them sooner, or raise the pool's `forks`"
-            ) from None
+            reason = f"{lease.host.name} had no place for a fork within {self._fork_wait:g} s"
+            raise SandboxError(f"{reason}: close forks sooner, or raise the pool's `forks`") from None
         return await self._make(lease.host, lease.box.fork(), fork=True)
 
     async def _grant(self, ticket: _Ticket) -> "tuple[_Host, Lease | None]":
@@ -214,8 +210,7 @@ class Pool:
             return await ticket.granted
         except asyncio.CancelledError:
             if ticket.granted.cancelled():
-                if ticket in self._queue:
-                    self._queue.remove(ticket)
+                self._queue = [other for other in self._queue if other is not ticket]
             elif not ticket.granted.exception():  # granted in the very moment of the cancellation
                 host, lease = ticket.granted.result()
                 if lease is not None:
@@ -362,21 +357,17 @@ class Pool:
 
 
 class Lease:
-    """A `Sandbox` of a pool: a box of one of its backends, whose place is free again once it is closed."""
+    """A `Sandbox` of a pool: a box of one of its backends, used as that one is, whose place is free again once it is closed."""
 
     def __init__(self, pool: Pool, host: _Host, box: Sandbox, forked: bool) -> None:
         self._pool, self.host, self.box, self.forked = pool, host, box, forked
         self._ending: asyncio.Task[None] | None = None
 
-    async def exec(
-        self, argv: Sequence[str], *, stdin: bytes = b"", seconds: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Result:
-        return await self.box.exec(argv, stdin=stdin, seconds=seconds, env=env)
+    async def exec(self, argv: Sequence[str], **options: Any) -> Result:
+        return await self.box.exec(argv, **options)
 
-    async def exec_fresh(
-        self, argv: Sequence[str], *, stdin: bytes = b"", seconds: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Result:
-        return await self.box.exec_fresh(argv, stdin=stdin, seconds=seconds, env=env)
+    async def exec_fresh(self, argv: Sequence[str], **options: Any) -> Result:
+        return await self.box.exec_fresh(argv, **options)
 
     async def put(self, files: Mapping[str, bytes]) -> Result:
         return await self.box.put(files)

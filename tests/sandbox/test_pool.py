@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
+from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.pool import Pool
 from agentrl_jax.sandbox.protocol import Backend, Limits, Result, Sandbox, SandboxError
 from tests.processes import descendants, until_gone
@@ -353,6 +354,16 @@ async def test_a_backend_set_aside_is_tried_again(warm: int):
     check_nothing_left(pool, broken, sound)
 
 
+async def test_failures_count_only_in_a_row():
+    backend = Timed()
+    async with Pool([backend]) as pool:
+        for fail in (1.0, 1.0, 0.0, 1.0, 1.0, 0.0):
+            backend.fail = fail
+            await asyncio.gather(pool.start(), return_exceptions=True)
+        assert (pool.stats.failed, pool.stats.started, pool.stats.set_aside) == (4, 2, ())
+    check_nothing_left(pool, backend)
+
+
 async def test_starts_that_only_a_failing_backend_could_serve_fail_with_its_trial():
     backend = Timed(fail=1.0)
     async with Pool([backend], set_aside=0.02) as pool:
@@ -438,6 +449,16 @@ async def test_real_boxes_for_64_episodes_at_once(options: dict[str, int]):
     assert pool.stats.live == pool.stats.leaked == 0
     assert pool.stats.started + pool.stats.forked == pool.stats.closed
     assert until_gone(processes) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.real("docker")
+async def test_real_containers_for_12_episodes_at_once():
+    async with Pool([Docker()], max_live=6, warm=1) as pool:
+        assert await asyncio.gather(*(play(pool, n) for n in range(12))) == [b"%d%d" % (n, n) for n in range(12)]
+        assert (pool.stats.forked, pool.stats.failed) == (12, 0)
+    assert pool.stats.live == pool.stats.leaked == 0
+    assert pool.stats.started + pool.stats.forked == pool.stats.closed
 
 
 @pytest.mark.slow
