@@ -44,6 +44,9 @@ hypothesis.settings.register_profile("fast", max_examples=15, **_RELAXED)
 hypothesis.settings.load_profile("default")
 
 
+VLLM_VENV = Path(os.environ.get("AGENTRL_VLLM_VENV", Path(__file__).parent.parent / ".venv-vllm")).absolute()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_a_module():
     """Thousands of compiled programs at once exhaust the memory maps that a process may have, and XLA then crashes."""
@@ -81,8 +84,15 @@ def _docker() -> str | None:
     return None if done.returncode == 0 else "no Docker engine answers `docker info`"
 
 
+def _vllm() -> str | None:
+    if any(VLLM_VENV.glob("lib/python3*/site-packages/vllm/__init__.py")):
+        return None
+    return f"no vLLM in {VLLM_VENV}: run `python -m agentrl_jax.inference.vllm_server install {VLLM_VENV}`, or set AGENTRL_VLLM_VENV"
+
+
 # Each probe says why the part is missing, or None.
-_PROBES: dict[str, Callable[[], str | None]] = {"bwrap": _bwrap, "chromium": _chromium, "torch": _torch, "docker": _docker}
+_PROBES: dict[str, Callable[[], str | None]] = {"bwrap": _bwrap, "chromium": _chromium, "torch": _torch, "docker": _docker, "vllm": _vllm}
+_ON_DEMAND = ("docker", "vllm")  # no package list can bring a Docker engine or an environment of vLLM: only naming them demands them
 
 
 @functools.cache
@@ -100,8 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             reason = _missing(part)
             if reason is None:
                 continue
-            # No package list can bring a Docker engine, so only naming it demands it.
-            if part in required or ("1" in required and part != "docker"):
+            if part in required or ("1" in required and part not in _ON_DEMAND):
                 pytest.fail(f"REQUIRE_REAL: {part} is missing: {reason}", pytrace=False)
             pytest.skip(f"{part}: {reason}")
 
@@ -118,6 +127,12 @@ def chromium() -> str:
     path = find_chromium()
     assert path is not None
     return path
+
+
+@pytest.fixture(scope="session")
+def vllm_venv() -> Path:
+    """Environment that vLLM is installed in; tests that use it are marked `real("vllm")`."""
+    return VLLM_VENV
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,7 @@ async def test_an_update_between_turns_makes_the_old_cache_worthless(params: Par
     other = weights(1)
     async with new(params) as engine:
         await engine.generate(ids(40), Sampling(10, seed=0), session="a")
-        engine.update(other, 7)
+        await engine.update(other, 7)
         assert engine.version == 7
         updated = await engine.generate(ids(40), Sampling(10, seed=0), session="a")
     async with new(other, version=7) as engine:
@@ -131,7 +131,7 @@ async def test_an_update_in_flight_splits_the_completion_by_version(params: Para
         task = asyncio.create_task(engine.generate(prompt, Sampling(200, seed=0), session="a"))
         while engine.stats.sampled < 50:
             await asyncio.sleep(0)
-        engine.update(other, 1)
+        await engine.update(other, 1)
         done = await task
     assert set(done.versions) == {0, 1}
     assert (np.diff(done.versions) >= 0).all()
@@ -161,23 +161,23 @@ async def test_weights_are_copied_from_wherever_they_are(params: Params, alone: 
 
 async def test_nan_weights_fail_requests_and_leave_nothing_behind(params: Params, alone: list[Completion]):
     async with new(params) as engine:
-        engine.update(jax.tree.map(lambda x: x * np.nan, params), 1)
+        await engine.update(jax.tree.map(lambda x: x * np.nan, params), 1)
         results = await asyncio.gather(
             *(engine.generate(ids(20, i), Sampling(5, seed=i), session=str(i)) for i in range(20)), return_exceptions=True
         )
         assert all(isinstance(r, InferenceError) and "not finite" in str(r) for r in results)
-        engine.update(params, 2)
+        await engine.update(params, 2)
         for done, expected in zip(await turns(engine, "a"), alone, strict=True):
             assert_same(done, expected)
 
 
 async def test_a_failing_call_fails_its_requests_and_the_engine_goes_on(params: Params, alone: list[Completion]):
     async with new(params) as engine:
-        engine.update({"embed": params["embed"]}, 1)  # no layers: the call raises
+        await engine.update({"embed": params["embed"]}, 1)  # no layers: the call raises
         for _ in range(2):
             with pytest.raises(InferenceError, match="session a"):
                 await engine.generate(ids(20), Sampling(5, seed=0), session="a")
-        engine.update(params, 2)
+        await engine.update(params, 2)
         for done, expected in zip(await turns(engine, "a"), alone, strict=True):
             assert_same(done, expected)
 
@@ -247,7 +247,7 @@ async def test_the_number_of_programs_is_bounded(params: Params, compilations: C
         assert engine.stats.programs == engine.max_programs
         before = compilations()
         await asyncio.gather(*(noise(engine, str(i), seed=i) for i in range(20)))
-        engine.update(weights(1), 1)
+        await engine.update(weights(1), 1)
         await asyncio.gather(*(noise(engine, str(i), seed=i) for i in range(20)))
         assert compilations() == before
         assert engine.stats.programs == engine.max_programs
@@ -272,3 +272,15 @@ def test_cache_lengths_are_multiples_of_128_with_room_for_the_limit():
     assert cache_lengths(512) == (128, 256, 384, 512)
     assert cache_lengths(1000) == (128, 256, 384, 512, 768, 1024)
     assert cache_lengths(4096, 1024) == (1024, 1536, 2048, 3072, 4096)
+
+
+async def test_a_session_keeps_all_but_the_token_sampled_last(engine: Engine):
+    prompt = ids(20)
+    for turn in range(4):
+        kept = await engine.generate(prompt, Sampling(6, seed=turn), session="kept")
+        fresh = await engine.generate(prompt, Sampling(6, seed=turn), session=f"fresh {turn}")
+        assert fresh.cached == 0
+        assert kept.cached == (len(prompt) - 10 if turn else 0)
+        np.testing.assert_array_equal(kept.tokens, fresh.tokens)
+        np.testing.assert_allclose(kept.logprobs, fresh.logprobs, atol=1e-5)
+        prompt = np.concatenate([prompt, kept.tokens, ids(9, seed=turn)])

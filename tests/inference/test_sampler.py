@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.inference.protocol import Sampling
-from tests.inference.conftest import Subject
+from tests.inference.conftest import VERSION, Subject
 
 
 async def test_completion_has_ids_logprobs_and_versions_of_one_length(subject: Subject):
@@ -14,7 +14,7 @@ async def test_completion_has_ids_logprobs_and_versions_of_one_length(subject: S
     assert (done.tokens.dtype, done.logprobs.dtype, done.versions.dtype) == (np.int32, np.float32, np.int32)
     assert done.tokens.shape == done.logprobs.shape == done.versions.shape == (11,)
     assert done.finish_reason == "length"
-    assert set(done.versions) == {3}
+    assert set(done.versions) == {VERSION}
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -74,7 +74,7 @@ async def test_the_sampled_stop_id_ends_the_completion_and_belongs_to_it(subject
     done = await subject.sampler.generate(prompt, Sampling(30, seed=4, stop=(unused, stop)), session="stopped")
     assert done.finish_reason == "stop"
     np.testing.assert_array_equal(done.tokens, free.tokens[: first + 1])
-    np.testing.assert_array_equal(done.logprobs, free.logprobs[: first + 1])
+    np.testing.assert_allclose(done.logprobs, free.logprobs[: first + 1], atol=1e-5)
 
 
 async def test_the_context_limit_cuts_the_completion(subject: Subject):
@@ -92,17 +92,15 @@ async def test_a_prompt_without_room_is_refused(subject: Subject):
 
 
 async def test_turns_of_a_session_reuse_its_cache_and_change_nothing(subject: Subject):
-    rng, prompt = np.random.default_rng(0), subject.prompt(20)
+    rng, prompt = np.random.default_rng(0), subject.prompt(40)
     for turn in range(4):
-        sampling = Sampling(6, seed=turn)
-        kept = await subject.sampler.generate(prompt, sampling, session="kept")
-        fresh = await subject.sampler.generate(prompt, sampling, session=f"fresh {turn}")
-        assert fresh.cached == 0
-        # All but the token sampled last, whose keys and values nobody needed yet, and what was added after it.
-        assert kept.cached == (len(prompt) - 10 if turn else 0)
-        np.testing.assert_array_equal(kept.tokens, fresh.tokens)
-        np.testing.assert_allclose(kept.logprobs, fresh.logprobs, atol=1e-5)
-        prompt = np.concatenate([prompt, kept.tokens, rng.integers(0, subject.vocab_size, 9).astype(np.int32)])
+        done = await subject.sampler.generate(prompt, Sampling(6, seed=turn), session="a")
+        # All but the token sampled last, whose keys and values nobody needed yet, and what was added after it; in blocks of 32 at most.
+        assert done.cached >= ((len(prompt) - 10) // 32 * 32 if turn else 0)
+        whole = np.concatenate([prompt, done.tokens])
+        expected = subject.score(whole)[len(prompt) - 1 : -1]
+        np.testing.assert_allclose(done.logprobs, expected[np.arange(6), done.tokens], atol=1e-4)
+        prompt = np.concatenate([whole, rng.integers(0, subject.vocab_size, 9).astype(np.int32)])
 
 
 async def test_a_session_may_go_another_way(subject: Subject):

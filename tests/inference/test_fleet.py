@@ -1,0 +1,257 @@
+"""Routing, retries and health of several servers. Those here answer wrongly, slowly or not at all; sampling is tested on real ones."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_jax.inference.fleet import ATTEMPTS
+from agentrl_jax.inference.protocol import Completion, InferenceError, Sampling
+from agentrl_jax.inference.vllm import TOKENS, VLLM
+from tests.inference.loopback import Loopback, completed
+
+PROMPT = np.arange(1, 6, dtype=np.int32)
+
+
+@asynccontextmanager
+async def fleet(*servers: Loopback, **options: Any) -> AsyncIterator[VLLM]:
+    """Started servers, and a client of them."""
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await stack.enter_async_context(server)
+        yield await stack.enter_async_context(VLLM([server.url for server in servers], poll=0.02, **options))
+
+
+async def ask(client: VLLM, session: str) -> Completion:
+    return await client.generate(PROMPT, Sampling(4, seed=0), session=session)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def out(client: VLLM) -> list[str]:
+    return [server.url for server in client.servers if not server.well]
+
+
+class Gate:
+    """Answers once it is open. `waiting` counts the requests before it."""
+
+    def __init__(self) -> None:
+        self.open, self.waiting = asyncio.Event(), 0
+
+    async def __call__(self, body: Any) -> Any:
+        if not body:
+            return 422, None
+        self.waiting += 1
+        await self.open.wait()
+        self.waiting -= 1
+        return 200, completed(body)
+
+
+async def test_new_sessions_spread_and_old_ones_go_home():
+    a, b = Loopback(), Loopback()
+    async with fleet(a, b) as client:
+        for turn in range(3):
+            for session in "abcdef":
+                await ask(client, session)
+            assert (a.asked[TOKENS] - 1, b.asked[TOKENS] - 1) == (3 * (turn + 1), 3 * (turn + 1))
+        before = a.asked[TOKENS]
+        for _ in range(5):
+            await ask(client, "a")
+        assert a.asked[TOKENS] - before in (0, 5)
+
+
+async def test_new_sessions_go_where_the_fewest_calls_run():
+    gate = Gate()
+    slow, quick = Loopback(**{TOKENS: gate}), Loopback()
+    async with fleet(slow, quick) as client, asyncio.TaskGroup() as group:
+        group.create_task(ask(client, "first"))
+        await until(lambda: gate.waiting == 1)
+        for i in range(6):
+            await ask(client, f"later {i}")
+        assert quick.asked[TOKENS] == 6 + 1
+        gate.open.set()
+
+
+async def test_a_released_session_counts_no_more():
+    a, b = Loopback(), Loopback()
+    async with fleet(a, b) as client:
+        for i in range(6):
+            await ask(client, f"{i}")
+            await client.release(f"{i}")
+        await client.release("nobody")
+        assert [server.sessions for server in client.servers] == [0, 0]
+
+
+async def test_no_more_requests_run_at_a_server_than_it_has_room_for():
+    gate = Gate()
+    server = Loopback(**{TOKENS: gate})
+    async with fleet(server, concurrency=2) as client, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(client, f"{i}")) for i in range(5)]
+        await until(lambda: client.servers[0].load == 5)
+        await until(lambda: gate.waiting == 2)
+        await asyncio.sleep(0.05)
+        assert gate.waiting == 2
+        gate.open.set()
+    assert [task.result().queued > 0.05 for task in tasks] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("answer", [(500, {"error": {"message": "no memory"}}), (503, None), (429, None), None], ids=str)
+async def test_a_fault_is_tried_again_elsewhere(answer: Any):
+    async def bad(body: Any) -> Any:
+        return answer if body else (422, None)
+
+    broken, good = Loopback(**{TOKENS: bad}), Loopback()
+    async with fleet(broken, good) as client:
+        for session in "abcdef":
+            done = await ask(client, session)
+            assert done.tokens.tolist() == [5, 5, 5, 5]
+        assert broken.asked[TOKENS] > 1
+        await ask(client, "a")
+        assert good.asked[TOKENS] == 7 + 1
+
+
+async def test_a_lone_server_is_asked_again():
+    faults = iter([(500, None), None])
+
+    async def twice(body: Any) -> Any:
+        return next(faults, (200, completed(body))) if body else (422, None)
+
+    async with fleet(Loopback(**{TOKENS: twice})) as client:
+        assert len((await ask(client, "a")).tokens) == 4
+
+
+async def test_what_keeps_failing_is_given_up_with_every_reason():
+    async def bad(body: Any) -> Any:
+        return (500, {"error": {"message": "no memory"}}) if body else (422, None)
+
+    server = Loopback(**{TOKENS: bad})
+    async with fleet(server) as client:
+        with pytest.raises(InferenceError, match=f"session a: .*{server.url}.*HTTP 500: no memory"):
+            await ask(client, "a")
+        assert server.asked[TOKENS] == ATTEMPTS + 1
+
+
+async def test_a_refused_request_is_not_tried_again():
+    async def picky(body: Any) -> Any:
+        return 400, {"error": {"message": "token id 99 is out of vocabulary"}}
+
+    a, b = Loopback(**{TOKENS: picky}), Loopback(**{TOKENS: picky})
+    async with fleet(a, b) as client:
+        with pytest.raises(InferenceError, match="HTTP 400: token id 99 is out of vocabulary"):
+            await ask(client, "a")
+        assert a.asked[TOKENS] + b.asked[TOKENS] == 2 + 1
+
+
+async def test_a_server_that_dies_loses_no_call_and_is_taken_back():
+    gate = Gate()
+    mortal, other = Loopback(**{TOKENS: gate}), Loopback()
+    async with fleet(mortal, other) as client:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(client, f"{i}")) for i in range(4)]
+            await until(lambda: gate.waiting == 2)
+            await mortal.stop()
+        assert all(len(task.result().tokens) == 4 for task in tasks)
+        await until(lambda: out(client) == [mortal.url])
+        before = other.asked[TOKENS]
+        for i in range(4, 8):
+            await ask(client, f"{i}")
+        assert other.asked[TOKENS] == before + 4
+        gate.open.set()
+        await mortal.start()
+        await until(lambda: not out(client))
+        before = mortal.asked[TOKENS]
+        await ask(client, "new")
+        assert mortal.asked[TOKENS] == before + 1
+
+
+async def test_calls_leave_a_server_that_stops_answering_health_checks():
+    hang, gate = asyncio.Event(), Gate()
+
+    async def health(body: Any) -> Any:
+        if hang.is_set():
+            await asyncio.Event().wait()
+        return 200, None
+
+    stuck, other = Loopback(**{TOKENS: gate, "/health": health}), Loopback()
+    async with fleet(stuck, other, patience=0.2) as client:
+        tasks = [asyncio.create_task(ask(client, f"{i}")) for i in range(2)]
+        await until(lambda: gate.waiting == 1)
+        hang.set()
+        assert [len((await task).tokens) for task in tasks] == [4, 4]
+        assert out(client) == [stuck.url]
+        await until(lambda: stuck.hung_up > 0)
+
+
+async def test_while_no_server_is_well_calls_wait():
+    server = Loopback()
+    async with fleet(server) as client:
+        await server.stop()
+        await until(lambda: out(client) == [server.url])
+        task = asyncio.create_task(ask(client, "a"))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        await server.start()
+        assert len((await task).tokens) == 4
+
+
+async def test_the_deadline_ends_the_waiting():
+    gate = Gate()
+    server = Loopback(**{TOKENS: gate})
+    async with fleet(server, deadline=0.2) as client:
+        with pytest.raises(InferenceError, match=r"session a: not done after 0\.2 s"):
+            await ask(client, "a")
+        await until(lambda: server.hung_up == 1)
+        await server.stop()
+        await until(lambda: out(client) == [server.url])
+        with pytest.raises(InferenceError, match=f"not done after 0.2 s; out of service: {server.url}"):
+            await ask(client, "a")
+
+
+async def test_cancelling_hangs_up_and_leaves_nothing():
+    gate = Gate()
+    server = Loopback(**{TOKENS: gate})
+    async with fleet(server, concurrency=2) as client:
+        tasks = [asyncio.create_task(ask(client, f"{i}")) for i in range(4)]
+        await until(lambda: gate.waiting == 2)
+        for task in tasks:
+            task.cancel()
+        assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
+        await until(lambda: server.hung_up == 2)
+        assert client.servers[0].load == 0
+        gate.open.set()
+        assert len((await ask(client, "after")).tokens) == 4
+
+
+async def test_closing_fails_the_calls_that_are_left():
+    gate = Gate()
+    busy, down = Loopback(**{TOKENS: gate}), Loopback()
+    async with fleet(busy, concurrency=2) as client:
+        running = [asyncio.create_task(ask(client, f"{i}")) for i in range(4)]
+        await until(lambda: gate.waiting == 2)
+    async with fleet(down) as client:
+        await down.stop()
+        await until(lambda: out(client) == [down.url])
+        running.append(asyncio.create_task(ask(client, "waiting")))
+        await asyncio.sleep(0.01)
+    errors = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(error, InferenceError) and "closed" in str(error) for error in errors), errors
+
+
+async def test_a_server_with_older_weights_waits_for_newer_ones():
+    label = {"weight_version": "0"}
+    behind, other = Loopback(**{"/weight_info": (200, label)}), Loopback(**{"/weight_info": (200, {"weight_version": "7"})})
+    async with fleet(behind, other) as client:
+        client.updated(7)
+        await until(lambda: out(client) == [behind.url])
+        await ask(client, "a")
+        assert other.bodies[-1]["cache_salt"] == "version 7"
+        label["weight_version"] = "7"
+        await until(lambda: not out(client))
+        await ask(client, "b")
+        assert behind.bodies[-1]["cache_salt"] == "version 7"
