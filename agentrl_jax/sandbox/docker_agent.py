@@ -234,7 +234,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def user() -> Iterator[None]:
-    """Meanwhile this process has the rights of the commands' user. It cannot be signalled or traced by that user still."""
+    """Meanwhile this process has the rights of the commands' user, who still can neither signal nor trace it: its real user is root."""
     os.setegid(USER)
     os.seteuid(USER)
     try:

@@ -315,7 +315,7 @@ class Pool:
     def _failed(self, host: _Host, error: SandboxError) -> None:
         """A start failed. Too many in a row set the host aside for a while; after that, one decides for all that wait."""
         host.error = error
-        host.failures += not host.aside  # or it was under way before
+        host.failures += 1
         if host.aside or self._closed or host.failures < FAILURES:
             return
 

@@ -105,6 +105,43 @@ async def test_processes_at_their_limit_leave_the_box_usable(backend: Docker):
     assert (await box.exec_fresh(["cat", "a", "b"])).output == b"12"
 
 
+ATTACK = b"""
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+root = [int(name) for name in os.listdir("/proc") if name.isdigit() and os.stat(f"/proc/{name}").st_uid == 0]
+ways = [
+    lambda process: os.kill(process, 9),
+    lambda process: os.listdir(f"/proc/{process}/fd"),
+    lambda process: open(f"/proc/{process}/mem", "r+b"),
+    lambda process: os.setpriority(os.PRIO_PROCESS, process, 19),
+    lambda process: os.sched_setaffinity(process, {0}),
+    lambda process: libc.ptrace(16, process, 0, 0) == 0 or 1 / 0,
+    lambda process: open(f"/proc/{process}/oom_score_adj", "w"),
+]
+open("began", "w").write(str(len(root)))
+while True:
+    for number, way in enumerate(ways):
+        for process in root:
+            try:
+                way(process)
+            except (OSError, ZeroDivisionError):
+                continue
+            open(f"reached_{number}", "w").close()
+"""
+
+
+@real
+async def test_the_root_process_cannot_be_reached_even_while_it_handles_files(backend: Docker):
+    box = await backend.start({"attack.py": ATTACK})
+    await box.exec(["sh", "-c", "python3 attack.py > /dev/null 2>&1 & until [ -s began ]; do sleep 0.01; done"])
+    assert await box.get("began") == b"2", "init and the root process"
+    for _ in range(30):
+        assert (await box.put({f"folder/{number}": bytes(1000) for number in range(50)})).exit_code == 0
+        await box.snapshot()
+        assert await box.get("folder/0") == bytes(1000)
+    assert b"reached" not in (await box.exec(["ls"])).output
+
+
 @real
 async def test_memory_of_the_box_is_limited_and_spares_its_root_process(backend: Docker):
     box = await backend.start({"a": b"1"})

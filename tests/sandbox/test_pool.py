@@ -309,6 +309,32 @@ async def test_warm_boxes_serve_starts_and_make_room_for_what_they_do_not_serve(
     check_nothing_left(pool, backend)
 
 
+async def test_a_warm_box_is_lent_while_other_starts_wait_for_their_turn():
+    backend = Timed()
+    async with Pool([backend], max_live=6, starts=1, warm=1) as pool:
+        await turns()
+        backend.held = asyncio.Event()
+        starts = [asyncio.create_task(pool.start(limits=OTHER)) for _ in range(3)]
+        await turns()
+        assert (pool.stats.waiting, pool.stats.warm) == (2, 1)
+        await pool.start()
+        backend.held.set()
+        await asyncio.gather(*starts)
+    check_nothing_left(pool, backend)
+
+
+async def test_no_more_warm_boxes_make_room_than_must():
+    backend = Timed(turns=50)
+    async with Pool([backend], max_live=3, forks=1, warm=2) as pool:
+        await turns()
+        starts = [asyncio.create_task(pool.start(limits=OTHER)) for _ in range(2)]
+        await asyncio.sleep(0)
+        starts[1].cancel()
+        await starts[0]
+        assert (pool.stats.warm, pool.stats.closed) == (1, 1)
+    check_nothing_left(pool, backend)
+
+
 async def test_files_that_do_not_fit_a_warm_box_are_an_error_of_the_caller():
     backend = Timed()
     async with Pool([backend], max_live=3, warm=1) as pool:
