@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 from agentrl_jax.data.anchors import anchor_groups
 from agentrl_jax.envs.protocol import Environment
+from agentrl_jax.inference.serving import embedded
 from agentrl_jax.kernels.reduce import Reduction
 from agentrl_jax.models.decoder import ModelConfig
 from agentrl_jax.overrides import ConfigError, accepts, describe, differences, expected, load_file, override
@@ -225,6 +226,7 @@ class Experiment:
     seed:        every random choice of the run derives from it
     steps:       training steps
     row_length:  tokens of a training row; several episodes are packed into one
+    inference:   `(policy, *, context_limit, slots) -> Serving`: what episodes sample from, see `inference.serving`
     sandbox:     makes the backend that starts boxes
     checkpoint_every: steps between checkpoints
     root:        folder of runs
@@ -252,6 +254,7 @@ class Experiment:
     limits: Limits = Limits()
     optimizer: Optimizer = Optimizer()
     evaluate: Evaluate = Evaluate()
+    inference: Callable[..., Any] = embedded
     sandbox: Callable[..., Any] = Bubblewrap
     checkpoint_every: int = 10
     root: str = "runs"

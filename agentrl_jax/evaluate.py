@@ -14,7 +14,8 @@ from agentrl_jax import config
 from agentrl_jax.chat.renderer import Renderer
 from agentrl_jax.config import Experiment, Rollout
 from agentrl_jax.data.episode import Episode
-from agentrl_jax.inference.engine import Engine
+from agentrl_jax.inference.protocol import Sampler
+from agentrl_jax.inference.serving import Serving
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.report.score import Score, table
 from agentrl_jax.rollout.agent import Parts, RolloutLimits
@@ -32,14 +33,14 @@ def settings_of(rollout: Rollout, *, temperature: float | None = None) -> Rollou
     return RolloutSettings(limits, slots=rollout.slots, temperature=used, retries=rollout.retries)
 
 
-def parts_of(experiment: Experiment, policy: Policy, backend: Backend, engine: Engine) -> Parts:
+def parts_of(experiment: Experiment, policy: Policy, backend: Backend, serving: Sampler) -> Parts:
     """What episodes of an experiment run on."""
-    return Parts(experiment.environment, backend, engine, Renderer(policy.tokenizer))
+    return Parts(experiment.environment, backend, serving, Renderer(policy.tokenizer))
 
 
-def engine_of(experiment: Experiment, policy: Policy) -> Engine:
-    """The embedded engine over a policy, with a slot for each episode in flight."""
-    return Engine(policy.model, policy.params, context_limit=experiment.rollout.context, slots=experiment.rollout.slots)
+def serving_of(experiment: Experiment, policy: Policy) -> Serving:
+    """What the experiment samples from, with a slot for each episode in flight."""
+    return experiment.inference(policy, context_limit=experiment.rollout.context, slots=experiment.rollout.slots)
 
 
 async def play(
@@ -67,8 +68,8 @@ async def score(experiment: Experiment, parts: Parts) -> Score:
 
 async def _score_of(experiment: Experiment) -> Score:
     policy = Policy.read(Path(experiment.policy or experiment.folder / "policy"))
-    async with experiment.sandbox() as backend, engine_of(experiment, policy) as engine:
-        return await score(experiment, parts_of(experiment, policy, backend, engine))
+    async with experiment.sandbox() as backend, serving_of(experiment, policy) as serving:
+        return await score(experiment, parts_of(experiment, policy, backend, serving))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,7 +14,8 @@ from agentrl_jax.chat.toolcalls import render_call
 from agentrl_jax.config import ConfigError, Experiment
 from agentrl_jax.data.store import EpisodeWriter
 from agentrl_jax.envs.protocol import Environment
-from agentrl_jax.evaluate import engine_of, parts_of, play, settings_of, successes
+from agentrl_jax.evaluate import parts_of, play, settings_of, successes
+from agentrl_jax.inference.serving import embedded
 from agentrl_jax.learner.warmstart import imitate
 from agentrl_jax.models.decoder import init_params
 from agentrl_jax.models.policy import Policy
@@ -82,7 +83,7 @@ async def warm_start(experiment: Experiment, backend: Backend, folder: Path) -> 
             progress=imitated,
         )
         policy = replace(policy, params=params)
-        async with engine_of(experiment, policy) as engine:
+        async with embedded(policy, context_limit=experiment.rollout.context, slots=experiment.rollout.slots) as engine:
             parts = parts_of(experiment, policy, backend, engine)
             won, graded = successes(await play(experiment, parts, settings.tasks, split="train", phase="warmstart"))
         progress.say(f"warm start, round {number + 1}: {won} of {graded} sampled episodes succeed ({won / max(graded, 1):.2f})")

@@ -17,7 +17,7 @@ from agentrl_jax.config import Experiment
 from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.credits import CreditWriter
 from agentrl_jax.data.store import EpisodeWriter
-from agentrl_jax.evaluate import engine_of, parts_of, play, score, settings_of
+from agentrl_jax.evaluate import parts_of, play, score, serving_of, settings_of
 from agentrl_jax.learner.checkpoint import Checkpoints
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.models.sharding import split_cpu
@@ -54,15 +54,15 @@ async def train(experiment: Experiment) -> Path:
         metrics = stack.enter_context(MetricsWriter(folder, start=step))
         store.rewind(step)
 
-        engine = await stack.enter_async_context(engine_of(experiment, policy))
-        parts = parts_of(experiment, policy, backend, engine)
+        serving = await stack.enter_async_context(serving_of(experiment, policy))
+        parts = parts_of(experiment, policy, backend, serving)
         before = read_score(folder / BEFORE) or write_score(folder / BEFORE, await score(experiment, parts))
         progress = stack.enter_context(Progress(experiment.steps, done=step))
         try:
             while step < experiment.steps:
                 values = {}
-                clock = Clock(engine.stats)
-                engine.update(state.params, step)
+                clock = Clock(serving.stats)
+                await serving.update(state.params, step)
                 if step % experiment.evaluate.every == 0:
                     values |= summarise(await play(experiment, parts, experiment.evaluate.tasks), "eval")
                     clock.lap("evaluate")
@@ -86,7 +86,7 @@ async def train(experiment: Experiment) -> Path:
                 checkpoints.save(step, state, {"shape": list(shape)})
 
         trained = Policy(policy.model, state.params, policy.tokenizer)
-        engine.update(state.params, step)
+        await serving.update(state.params, step)
         after = read_score(folder / AFTER) or write_score(folder / AFTER, await score(experiment, parts))
         if not (folder / "policy").exists():
             trained.write(folder / "policy", context_limit=experiment.rollout.context)

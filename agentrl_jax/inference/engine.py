@@ -59,7 +59,7 @@ class Engine:
         self._scheduler: asyncio.Task[None] | None = None
         self._closed = False
         self._patience = 0.0
-        self.update(params, version)
+        self._load(params, version)
 
     @property
     def context_limit(self) -> int:
@@ -94,12 +94,15 @@ class Engine:
         """Compile every program now instead of when it is first needed. Call it before the first request."""
         await self._runner.warm_up(Rows.idle(len(self._slots.all), MAX_STOP_IDS))
 
-    def update(self, params: Params, version: int) -> None:
-        """Swap the weights; call it on the event loop. `params` may be sharded; they are copied, so that the trainer may donate its own.
+    async def update(self, params: Params, version: int) -> None:
+        """Swap the weights. `params` may be sharded; they are copied, so that the trainer may donate its own.
 
         The tokens of the call in flight belong to the old version. All caches become invalid: running requests are prefilled anew
         and go on under the new weights.
         """
+        self._load(params, version)
+
+    def _load(self, params: Params, version: int) -> None:
         self._runner.load(params)
         self._slots.forget()
         self._version = version

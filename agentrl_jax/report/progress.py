@@ -27,12 +27,17 @@ def clock_text(seconds: float) -> str:
 
 
 def progress_line(done: int, total: int, values: Mapping[str, float], left: float | None) -> str:
-    """`step 12/60  success 0.43  reward  0.43    1,234 tok/s    8.9 ep/s  left 3:12`; what is not known is a dash."""
+    """`step 12/60  success 0.43  reward  0.43    1,234 tok/s    8.9 ep/s  left 3:12  apart 2e-05`; what is not known is a dash.
+
+    Apart: the largest difference of the log-probs of trainer and sampler in the step, in nats. Last, as narrow terminals cut it off.
+    """
     parts = [f"step {done:{len(str(total))}}/{total}"]
     for text, name, form in _FIELDS:
         dash = "-".rjust(len(form.format(0)))
         parts.append(text.format(form.format(values[name]) if name in values else dash))
     parts.append(f"left {'-' if left is None else clock_text(left)}")
+    apart = values.get("train/logprob_difference_max")
+    parts.append(f"apart {'-'.rjust(5) if apart is None else f'{apart:.0e}'}")
     return "  ".join(parts)
 
 

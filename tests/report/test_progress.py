@@ -9,7 +9,13 @@ import pytest
 
 from agentrl_jax.report.progress import Progress, clock_text, library_chatter_to, progress_line
 
-VALUES = {"rollout/success": 0.43, "rollout/reward": 0.43, "rollout/tokens_per_second": 1234.4, "rollout/episodes_per_second": 8.9}
+VALUES = {
+    "rollout/success": 0.43,
+    "rollout/reward": 0.43,
+    "rollout/tokens_per_second": 1234.4,
+    "rollout/episodes_per_second": 8.9,
+    "train/logprob_difference_max": 2.1e-5,
+}
 
 
 class Terminal(io.StringIO):
@@ -27,7 +33,7 @@ class Clock:
 
 
 def test_the_line():
-    assert progress_line(12, 60, VALUES, 192) == "step 12/60  success 0.43  reward  0.43    1,234 tok/s    8.9 ep/s  left 3:12"
+    assert progress_line(12, 60, VALUES, 192) == "step 12/60  success 0.43  reward  0.43    1,234 tok/s    8.9 ep/s  left 3:12  apart 2e-05"
 
 
 def test_lines_are_aligned_whatever_is_known():
@@ -77,7 +83,7 @@ def test_the_first_step_compiles_and_says_nothing_about_the_rest():
     for done in (4, 5):
         clock.now += 2
         progress.show(done, {})
-    assert stream.getvalue().splitlines()[-1].endswith("left 0:14")
+    assert stream.getvalue().splitlines()[-1].endswith("left 0:14  apart     -")
 
 
 def test_library_chatter_goes_to_a_file(tmp_path, capsys):

@@ -1,0 +1,100 @@
+"""vLLM as what a run samples from: a server for the policy, the client, and every update pushed into it."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl_jax.inference.protocol import Completion, InferenceError, Sampling
+from agentrl_jax.inference.publish import publish
+from agentrl_jax.inference.runner import Stats
+from agentrl_jax.inference.vllm import VLLM, Reference
+from agentrl_jax.inference.vllm_server import serve
+from agentrl_jax.models.decoder import Decoder, Params, unembed
+from agentrl_jax.models.policy import Policy
+
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes that vLLM has attention for on CPUs (v1/attention/backends/cpu_attn.py); with another its engine dies at the first request."""
+
+
+class Served:
+    """vLLM: a server on this machine's CPUs that lives as long as this, or servers that run elsewhere.
+
+    venv: environment that vLLM is installed in (`make vllm`)
+    urls: servers that already run, started for a model folder of this policy's shape (docs/weights.md); they are given its weights
+
+    Entering raises InferenceError where a server does not start or answer, or where its log-probs are not those of our own forward.
+    """
+
+    def __init__(
+        self, policy: Policy, *, context_limit: int, slots: int, venv: Path | str = ".venv-vllm", urls: Sequence[str] = ()
+    ) -> None:
+        self.stats = Stats()
+        self._policy, self._context, self._slots, self._venv, self._urls = policy, context_limit, slots, Path(venv), list(urls)
+        self._stack = AsyncExitStack()
+        self._running, self._since = 0, 0.0
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            if not self._urls:
+                if self._policy.model.head_dim not in CPU_HEADS:
+                    raise InferenceError(f"vLLM on CPUs has no heads of model.head_dim={self._policy.model.head_dim}: one of {CPU_HEADS}")
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="policy-"))) / "policy"
+                self._policy.write(folder, context_limit=self._context)
+                server = await stack.enter_async_context(serve(folder, venv=self._venv, context_limit=self._context, slots=self._slots))
+                self._urls = [server.url]
+            self._client = await stack.enter_async_context(VLLM(self._urls, concurrency=self._slots))
+            await self.update(self._policy.params, 0)
+            await self._client.check(reference(self._policy))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def context_limit(self) -> int:
+        return min(self._context, self._client.context_limit)
+
+    async def update(self, params: Params, version: int) -> None:
+        await publish(self._urls, self._policy.model, params, version)
+        self._client.updated(version)
+
+    async def generate(self, prompt: NDArray[np.int32], sampling: Sampling, *, session: str) -> Completion:
+        self._running += 1
+        if self._running == 1:
+            self._since = time.perf_counter()
+        try:
+            done = await self._client.generate(prompt, sampling, session=session)
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self.stats.seconds += time.perf_counter() - self._since
+        self.stats.calls += 1
+        self.stats.sampled += len(done.tokens)
+        self.stats.cached += done.cached
+        self.stats.prefilled += len(prompt) - done.cached
+        return done
+
+    async def release(self, session: str) -> None:
+        await self._client.release(session)
+
+
+def reference(policy: Policy) -> Reference:
+    """Log-probs by the trainer's model, for `VLLM.check`."""
+
+    @jax.jit
+    def forward(tokens: jax.Array, temperature: jax.Array) -> jax.Array:
+        at, one = jnp.arange(len(tokens))[None], jnp.ones((1, len(tokens)), jnp.int32)
+        hidden = Decoder(policy.model).apply({"params": policy.params}, tokens[None], at, one)
+        logprobs = jax.nn.log_softmax(hidden[0, :-1] @ unembed(policy.params).T / temperature)  # pyright: ignore[reportCallIssue,reportArgumentType]
+        return jnp.take_along_axis(logprobs, tokens[1:, None], axis=1)[:, 0]
+
+    return lambda tokens, temperature: np.asarray(forward(jnp.asarray(tokens), jnp.asarray(temperature, jnp.float32)))
