@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from agentrl_jax.sandbox import docker, docker_engine, docker_link
+from agentrl_jax.sandbox import docker, docker_engine, docker_image, docker_link
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.docker_box import result_of
-from agentrl_jax.sandbox.docker_image import find_image
 from agentrl_jax.sandbox.protocol import Limits, SandboxError
 
 real = pytest.mark.real("docker")
@@ -239,7 +238,12 @@ async def test_containers_of_dead_owners_are_removed_at_the_start_and_no_others(
     from docker.errors import APIError
 
     def make(labels: dict[str, str]) -> str:
-        config = {"Image": find_image(client), "Cmd": ["sleep", "1000"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}}
+        config = {
+            "Image": docker_image.find_image(client),
+            "Cmd": ["sleep", "1000"],
+            "Labels": labels,
+            "HostConfig": {"NetworkMode": "none"},
+        }
         name = f"test-{secrets.token_hex(4)}"
         client.create_container_from_config(config, name)
         return name
@@ -368,6 +372,20 @@ async def test_an_image_that_is_not_there_or_has_no_python_is_named(client: Any)
         assert await until(lambda: not owned(client, os.getpid()))
     finally:
         client.remove_image("agentrl-test-empty:1")
+
+
+@real
+@pytest.mark.real("bwrap")
+async def test_an_image_is_made_of_this_hosts_files(client: Any):
+    name = f"{docker_image.REPOSITORY}:test"
+    docker_image.import_root(client, "test", "no registry is asked")
+    try:
+        async with Docker(name) as backend:
+            box = await backend.start()
+            assert (await box.exec(["python3", "-c", "import ssl, sqlite3, ctypes, asyncio; print('ok')"], seconds=30)).output == b"ok\n"
+            assert (await box.exec(["find", "/", "-xdev", "!", "-user", "root"], seconds=30)).output == b"/workspace\n"
+    finally:
+        client.remove_image(name, force=True)
 
 
 @real
