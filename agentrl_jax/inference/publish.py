@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from agentrl_jax.inference.protocol import InferenceError
-from agentrl_jax.inference.vllm_server import call
+from agentrl_jax.inference.vllm_server import call, client
 from agentrl_jax.models.decoder import ModelConfig, Params
 from agentrl_jax.models.pretrained import tensor_names
 
@@ -73,8 +73,7 @@ async def push(
 
 
 async def _push(urls: list[str], tensors: Mapping[str, NDArray[Any]], version: int, through: Through, deadline: float) -> None:
-    # No proxy of the environment stands between us and our servers.
-    async with httpx.AsyncClient(trust_env=False, timeout=deadline) as http:
+    async with await client(timeout=deadline) as http:
         with contextlib.ExitStack() as stack:
             update = await asyncio.to_thread(_pack, tensors, through, stack)
             refused = await _each(urls, lambda url: _stage(http, url, update))

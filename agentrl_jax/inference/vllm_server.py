@@ -103,7 +103,7 @@ async def serve(
         process = _start([str(python), str(home / INSIDE[0]), *options], home, log)
         server = Server(f"http://127.0.0.1:{port}", log, process.pid)
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=30.0) as http:
+            async with await client(timeout=30.0) as http:
                 await _until_healthy(http, server, process, deadline)
                 await call(http, f"{server.url}/update_weight_version", {"new_version": str(version)})
             yield server
@@ -111,6 +111,11 @@ async def serve(
                 logger.error("vLLM ended while it was in use: %s", _complaint(log))
         finally:
             await _end(process)
+
+
+async def client(*, timeout: float) -> httpx.AsyncClient:  # noqa: ASYNC109 - of each call to come
+    """A client without the environment's proxies. Made in a thread, as it reads the certificates of the machine."""
+    return await asyncio.to_thread(httpx.AsyncClient, trust_env=False, timeout=timeout)
 
 
 async def call(http: httpx.AsyncClient, url: str, body: Any = None) -> Any:
