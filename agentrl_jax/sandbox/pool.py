@@ -122,11 +122,10 @@ class Pool:
         self._max_live, self._reserve, self._starts, self._warm = max_live, forks, starts, warm
         self._limits, self._set_aside, self._fork_wait = limits or Limits(), set_aside, fork_wait
         self._queue: list[_Ticket] = []
-        self._numbers = itertools.count()
         self._boxes: set[Lease] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # closing boxes, and filling up the warm ones
         self._counts = dict.fromkeys(("started", "forked", "warm_hits", "failed", "closed", "leaked"), 0)
-        self._closed = True
+        self._numbers, self._closed = itertools.count(), True
 
     @property
     def stats(self) -> Stats:
@@ -154,9 +153,8 @@ class Pool:
     async def __aexit__(self, *exc: object) -> None:
         async with self._backends:
             self._closed = True
-            for host in self._hosts:
-                if host.aside:
-                    host.aside.cancel()
+            for timer in filter(None, (host.aside for host in self._hosts)):
+                timer.cancel()
             for ticket in (ticket for ticket in self._queue if not ticket.granted.done()):
                 ticket.granted.set_exception(SandboxError(CLOSED))
             self._queue.clear()
@@ -263,8 +261,8 @@ class Pool:
     def _has_place(self, host: _Host, fork: bool = False) -> bool:
         return host.live < self._max_live and (fork or host.live - host.forks < self._max_live - self._reserve)
 
-    async def _make(self, host: _Host, making: Awaitable[Sandbox], fork: bool = False) -> "Lease":
-        """A box in the place that was granted; the place is free again if there is none."""
+    async def _make(self, host: _Host, making: Awaitable[Sandbox], fork: bool = False, keep: bool = False) -> "Lease":
+        """A box in the place that was granted, kept ready if `keep`; the place is free again if there is none."""
         try:
             box = await making
         except BaseException as error:
@@ -280,6 +278,8 @@ class Pool:
             self._counts["forked" if fork else "started"] += 1
             lease = Lease(self, host, box, fork)
             self._boxes.add(lease)
+            if keep:
+                host.idle.append(lease)
         finally:
             host.starting -= 1
             self._serve()
@@ -309,8 +309,7 @@ class Pool:
                 raise SandboxError(f"an empty box does not start: {error!r}") from error
 
         with suppress(SandboxError):  # counted, and logged where it comes again
-            host.idle.append(await self._make(host, empty()))
-            self._serve()
+            await self._make(host, empty(), keep=True)
 
     def _failed(self, host: _Host, error: SandboxError) -> None:
         """A start failed. Too many in a row set the host aside for a while; after that, one decides for all that wait."""
