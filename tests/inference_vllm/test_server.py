@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,12 +60,17 @@ asyncio.run(main(*map(Path, sys.argv[1:])))
 """
     arguments = [str(tmp_path / "policy"), str(vllm_venv), str(tmp_path / "log")]
     root = Path(__file__).parents[2]
-    with subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True, cwd=root) as process:
+    scratch = Path(tempfile.mkdtemp())  # not in tmp_path: names of sockets must be short
+    command, env = [sys.executable, "-c", program, *arguments], os.environ | {"TMPDIR": str(scratch)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=env) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n", (tmp_path / "log").read_text()
             started = descendants(process.pid)
             assert len(started) >= 2
+            assert list(scratch.glob("vllm-*"))
         finally:
             os.kill(process.pid, signal.SIGKILL)
     assert not until_gone(started)
+    assert not list(scratch.glob("vllm-*"))
+    shutil.rmtree(scratch)
