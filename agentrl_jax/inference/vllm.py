@@ -83,8 +83,9 @@ class VLLM:
         self._fleet: Fleet[Endpoint] | None = None
 
     async def __aenter__(self) -> Self:
-        # No proxy of the environment stands between us and our servers. uvicorn closes idle connections after 5 s: be earlier.
-        timeout, limits = httpx.Timeout(None, connect=_CONNECT), httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+        # No proxy of the environment stands between us and our servers. A connection serves one request: of idle ones, the pool would close
+        # many within whichever call comes next, and leave them open if that call is cancelled meanwhile.
+        timeout, limits = httpx.Timeout(None, connect=_CONNECT), httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
         try:
             servers = await asyncio.gather(*(self._describe(url) for url in self._urls))
