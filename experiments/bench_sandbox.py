@@ -4,7 +4,7 @@
 
 Every backend that works here is measured; --docker asks for Docker alone, and fails where no engine answers. Lines, in ms unless named:
 
-    boxes      start with a file, `true`, close, 4 at a time: bare, through a pool, and 64 at once through that pool
+    boxes      start with a file, `true`, close, 4 at a time: bare and through a pool by turns, and 64 at once through that pool
     floor      the same command without a box: fork+exec, and for Docker `docker run --rm` of the same image, as the CLI does it
     lease      start with a file, of a box that the pool kept ready
     exec       `true` in a box; python is `python3 -c pass`
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from agentrl_jax.sandbox.protocol import Backend, Sandbox, SandboxError
 DOCKER = "agentrl_jax.sandbox.docker"
 TRUE, PYTHON = ["true"], ["python3", "-c", "pass"]
 FILES = {f"folder/{number}": b"x" * 2000 for number in range(50)}
-AT_ONCE = 4
+AT_ONCE, ROUNDS = 4, 4
 
 
 async def box_of_one_command(backend: Backend) -> None:
@@ -104,13 +105,12 @@ async def measure(name: str, make: Callable[[], Backend], image: str | None, idl
     if image is not None:
         whole = timed_process(["docker", "run", "--rm", "--network", "none", image, *TRUE], 10)
         floor += f"   docker run {1 / np.median(whole):.1f}/s, {quantiles(whole)}"
-    async with make() as backend:
-        await box_of_one_command(backend)
-        alone = await rate(lambda: box_of_one_command(backend), boxes, AT_ONCE)
-    async with Pool([make()], starts=AT_ONCE) as pool:
-        await box_of_one_command(pool)
-        pooled = await rate(lambda: box_of_one_command(pool), boxes, AT_ONCE)
-        crowded = await rate(lambda: box_of_one_command(pool), boxes, 64)
+    async with make() as backend, Pool([make()], starts=AT_ONCE) as pool:
+        works = [partial(box_of_one_command, each) for each in (backend, pool)]
+        await asyncio.gather(*(work() for work in works))
+        rounds = [[await rate(work, boxes // ROUNDS, AT_ONCE) for work in works] for _ in range(ROUNDS)]
+        alone, pooled = np.median(rounds, axis=0)
+        crowded = await rate(works[1], boxes, 64)
     show("boxes", f"bare {alone:.1f}/s   pool {pooled:.1f}/s, {pooled / alone:.2f} of bare   64 at once {crowded:.1f}/s")
     show("floor", floor)
 
