@@ -19,9 +19,11 @@ from pathlib import Path
 
 def _end_with_starter() -> None:
     os.read(0, 1)  # not sys.stdin: its lock, held here, would be a fatal error when the interpreter ends
+    home = Path(__file__).parent
+    shutil.rmtree(home, ignore_errors=True)  # now, as the signal may end this process at once
     os.killpg(os.getpgrp(), signal.SIGTERM)
     for _ in range(30):  # 3 s, in which they may still write there
-        shutil.rmtree(Path(__file__).parent, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
         time.sleep(0.1)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
