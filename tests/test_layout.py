@@ -11,8 +11,9 @@ PACKAGE = Path(__file__).parent.parent / "agentrl_jax"
 FLOORS = [
     ["kernels", "data", "chat", "sandbox", "overrides"],
     ["models", "credit", "correction", "objective", "selection", "envs", "report"],
-    ["config"],
-    ["inference", "learner", "presets"],
+    ["inference"],
+    ["config"],  # names what to sample from and what to run commands in
+    ["learner", "presets"],
     ["rollout", "replay"],
     ["runs"],
     ["evaluate"],

@@ -6,6 +6,7 @@ import pytest
 
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.docker import Docker
+from agentrl_jax.sandbox.pool import Pool
 from agentrl_jax.sandbox.protocol import Backend, Sandbox
 
 
@@ -13,6 +14,7 @@ from agentrl_jax.sandbox.protocol import Backend, Sandbox
     params=[
         pytest.param(Bubblewrap, id="bubblewrap", marks=pytest.mark.real("bwrap")),
         pytest.param(Docker, id="docker", marks=pytest.mark.real("docker")),
+        pytest.param(lambda: Pool([Bubblewrap()], max_live=80, warm=2), id="pool", marks=pytest.mark.real("bwrap")),
     ]
 )
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
