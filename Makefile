@@ -11,7 +11,7 @@ LOCK_PYTHONS ?= python3.11 python3.12
 
 BIN := $(VENV)/bin
 PINS = requirements/$$($(BIN)/python -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")')
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile  # ARGS="-n 0" for one process, as a debugger needs
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder  # ARGS="-n 0" for one process, as a debugger needs
 PIP := $(BIN)/pip -qq --disable-pip-version-check  # -qq: errors only
 
 # Large pages save about a tenth of a CPU training step; compiled programs are kept, so that only the first run waits for XLA.

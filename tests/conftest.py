@@ -100,6 +100,12 @@ def _missing(part: str) -> str | None:
     return _PROBES[part]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that at the end no worker is left alone with one of them."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """`@pytest.mark.real("bwrap")`: skip with the reason where the part is missing; fail if REQUIRE_REAL is 1 or names the part."""
     required = os.environ.get("REQUIRE_REAL", "").split(",")
