@@ -43,7 +43,8 @@ class Served:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            if not self._urls:
+            foreign = bool(self._urls)  # of other weights, perhaps
+            if not foreign:
                 if self._policy.model.head_dim not in CPU_HEADS:
                     raise InferenceError(f"vLLM on CPUs has no heads of model.head_dim={self._policy.model.head_dim}: one of {CPU_HEADS}")
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="policy-"))) / "policy"
@@ -51,7 +52,8 @@ class Served:
                 server = await stack.enter_async_context(serve(folder, venv=self._venv, context_limit=self._context, slots=self._slots))
                 self._urls = [server.url]
             self._client = await stack.enter_async_context(VLLM(self._urls, concurrency=self._slots))
-            await self.update(self._policy.params, 0)
+            if foreign:
+                await self.update(self._policy.params, 0)
             await self._client.check(reference(self._policy))
             self._stack = stack.pop_all()
         return self

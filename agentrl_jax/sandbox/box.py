@@ -12,14 +12,17 @@ import itertools
 import os
 import socket
 import tarfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import PurePosixPath
+from typing import Protocol, TypeVar
 
 from agentrl_jax.sandbox.capture import CHUNK, Capture
 from agentrl_jax.sandbox.namespace import ISOLATED, START, Namespace, Request, encode, explain, read_all
 from agentrl_jax.sandbox.protocol import Limits, Result, SandboxError
 from agentrl_jax.sandbox.rootfs import DEVICES
+
+B = TypeVar("B", bound="Unpacks")
 
 FLOOD = 16 << 20  # bytes of output that end a command
 FILE_SECONDS = 60.0  # for copying or packing the files of a box
@@ -340,6 +343,26 @@ class Box:
             killed="output" if flooded else "box" if ended and code is None else None,
             seconds=took,
         )
+
+
+class Unpacks(Protocol):
+    """A box of whatever backend, as `filled` needs it."""
+
+    async def unpack(self, archive: bytes) -> Result: ...
+
+    async def close(self) -> None: ...
+
+
+async def filled(box: B, archives: Iterable[bytes | None], limits: Limits) -> B:
+    """The new box with the files of the archives in it. Closes it and raises ValueError where they do not unpack."""
+    try:
+        for archive in filter(None, archives):
+            if (result := await box.unpack(archive)).exit_code != 0:
+                raise ValueError(f"the files given to start() do not unpack within {limits}: {result.text}")
+    except BaseException:
+        await box.close()
+        raise
+    return box
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from agentrl_jax.sandbox.box import Box, pack
+from agentrl_jax.sandbox.box import Box, filled, pack
 from agentrl_jax.sandbox.namespace import Namespace
 from agentrl_jax.sandbox.protocol import Limits, SandboxError
 from agentrl_jax.sandbox.rootfs import bwrap_version, find_bwrap, find_rootfs
@@ -50,16 +50,8 @@ class Bubblewrap:
 
     async def start(self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None) -> Box:
         limits = limits or Limits()
-        namespace = await self._namespace()
-        box = await Box.make(namespace, limits)
-        try:
-            for archive in filter(None, (snapshot, pack(files) if files else None)):
-                if (result := await box.unpack(archive)).exit_code != 0:
-                    raise ValueError(f"the files given to start() do not unpack within {limits}: {result.text}")
-        except BaseException:
-            await box.close()
-            raise
-        return box
+        archives = snapshot, pack(files) if files else None
+        return await filled(await Box.make(await self._namespace(), limits), archives, limits)
 
     async def _namespace(self) -> Namespace:
         async with self._lock:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from agentrl_jax.sandbox.box import pack
+from agentrl_jax.sandbox.box import filled, pack
 from agentrl_jax.sandbox.docker_box import DockerBox
 from agentrl_jax.sandbox.docker_engine import Engine, connect
 from agentrl_jax.sandbox.docker_image import find_image
@@ -59,16 +59,8 @@ class Docker:
         self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None
     ) -> DockerBox:
         limits = limits or Limits()
-        archives = [archive for archive in (snapshot, pack(files) if files else None) if archive]
-        box = await DockerBox.make(self._engine, limits, self._boxes)
-        try:
-            for archive in archives:
-                if (result := await box.unpack(archive)).exit_code != 0:
-                    raise ValueError(f"the files given to start() do not unpack within {limits}: {result.text}")
-        except BaseException:
-            await box.close()
-            raise
-        return box
+        archives = snapshot, pack(files) if files else None
+        return await filled(await DockerBox.make(self._engine, limits, self._boxes), archives, limits)
 
 
 async def preflight(repeats: int = 5) -> str:
