@@ -14,14 +14,14 @@ from agentrl_jax.rollout.agent import Job
 HEADER = f"{'fault':44} {'times':>5} {'episodes':>8} {'retried':>7} {'excluded':>8} {'longest':>8}  outcome"
 
 
-class Broken(AssertionError):
+class AuditError(AssertionError):
     """Something that must hold under every fault did not."""
 
 
 def require(holds: object, what: str) -> None:
-    """Raise Broken, saying `what` had to hold, if it does not."""
+    """Raise AuditError, saying `what` had to hold, if it does not."""
     if not holds:
-        raise Broken(what)
+        raise AuditError(what)
 
 
 @dataclass
