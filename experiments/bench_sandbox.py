@@ -8,7 +8,7 @@ Every backend that works here is measured; --docker asks for Docker alone, and f
     floor      the same command without a box: fork+exec, and for Docker `docker run --rm` of the same image, as the CLI does it
     lease      start with a file, of a box that the pool kept ready
     exec       `true` in a box; python is `python3 -c pass`
-    copies     of a box that holds 50 files of 2 kB
+    copies     of a box that holds 50 files of 2 kB; a command in a fork of its own is what scoring takes; half a second between the forks
     idle       N boxes held at once (default 64): memory that the host lost for each, kernel and engine included, and `true` among them
 
 p50/p95 of what is repeated. Half a minute and, with Docker, two; other work on the machine shows in every figure.
@@ -35,6 +35,7 @@ DOCKER = "agentrl_jax.sandbox.docker"
 TRUE, PYTHON = ["true"], ["python3", "-c", "pass"]
 FILES = {f"folder/{number}": b"x" * 2000 for number in range(50)}
 AT_ONCE, ROUNDS = 4, 4
+PAUSE = 0.5  # seconds
 
 
 async def box_of_one_command(backend: Backend) -> None:
@@ -128,10 +129,20 @@ async def measure(name: str, make: Callable[[], Backend], image: str | None, idl
         box = await pool.start(FILES)
         show("exec", f"true {await timed(lambda: run(box), 200)}   python {await timed(lambda: run(box, PYTHON), 50)}")
 
-        async def fork() -> None:
-            await (await box.fork()).close()
-
-        show("copies", f"fork and close {await timed(fork, boxes // 4)}   snapshot {await timed(box.snapshot, boxes // 4)}")
+        forks, scores = [], []
+        for _ in range(boxes // 2):
+            began = time.perf_counter()
+            fork = await box.fork()
+            forks.append(time.perf_counter() - began)
+            try:
+                if (result := await fork.exec_fresh(TRUE, seconds=60)).exit_code != 0:
+                    raise SandboxError(f"{TRUE} gives {result}")
+            finally:
+                await fork.close()
+            scores.append(time.perf_counter() - began)
+            await asyncio.sleep(PAUSE)
+        text = f"fork {quantiles(forks)}   fork, command, close {quantiles(scores)}"
+        show("copies", f"{text}   snapshot {await timed(box.snapshot, boxes // 2)}")
 
     async with make() as backend:
         before, began = available(), time.perf_counter()

@@ -17,6 +17,7 @@ from agentrl_jax.sandbox.box import filled, pack
 from agentrl_jax.sandbox.docker_box import DockerBox
 from agentrl_jax.sandbox.docker_engine import Engine, connect
 from agentrl_jax.sandbox.docker_image import find_image
+from agentrl_jax.sandbox.docker_spare import Spare
 from agentrl_jax.sandbox.protocol import Limits, SandboxError
 
 
@@ -26,6 +27,8 @@ class Docker:
 
     image: with `python3` (>= 3.11) and `sh` in its PATH; None for the default one (docker_image.py), which the first use builds
     cpus:  processors that a box may use
+
+    From the first fork on, one empty container more is kept ready for the next.
 
     A command runs as user 1000 without capabilities, on a read-only root, without a network, under the engine's filter of system calls.
     `Limits.disk` and `inodes` hold for each of `/workspace`, `/tmp` and `/dev/shm`. `Limits.memory` is the address space of one process;
@@ -43,6 +46,7 @@ class Docker:
         try:
             image = self._image or await asyncio.to_thread(find_image, client)
             self._engine = Engine(client, image, self._cpus)
+            self._spare = Spare(self._engine)
             await self._engine.reap()
         except BaseException:
             client.close()
@@ -51,7 +55,7 @@ class Docker:
 
     async def __aexit__(self, *exc: object) -> None:
         try:
-            await asyncio.gather(*(box.close() for box in tuple(self._boxes)))
+            await asyncio.gather(self._spare.close(), *(box.close() for box in tuple(self._boxes)))
         finally:
             await self._engine.close()
 
@@ -60,7 +64,8 @@ class Docker:
     ) -> DockerBox:
         limits = limits or Limits()
         archives = snapshot, pack(files) if files else None
-        return await filled(await DockerBox.make(self._engine, limits, self._boxes), archives, limits)
+        box = DockerBox(self._engine, self._spare, await self._engine.start(limits), limits, self._boxes)
+        return await filled(box, archives, limits)
 
 
 async def preflight(repeats: int = 5) -> str:
@@ -79,11 +84,12 @@ async def preflight(repeats: int = 5) -> str:
                 await box.exec(["true"])
                 commands.append(time.perf_counter() - began)
             began = time.perf_counter()
-            await (await box.fork()).close()
+            fork = await box.fork()
             forks.append(time.perf_counter() - began)
+            await fork.close()
             await box.close()
     start, command, fork = (statistics.median(times) * 1e3 for times in (starts, commands, forks))
-    return f"ok: Docker; median {start:.0f} ms per box, {command:.1f} ms per command, {fork:.0f} ms per fork made and closed"
+    return f"ok: Docker; median {start:.0f} ms per box, {command:.1f} ms per command, {fork:.0f} ms per fork"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ It is sent as source through its own standard input (docker_link.py): any image 
     request:  a frame of JSON, frames of data up to an empty one
     answer:   frames of data up to an empty one, a frame of JSON
 While a command runs, an empty frame has it and everything else in the box killed; between requests it came too late. Requests, by "do":
-    run      argv, env, seconds, keep, most, memory; data: standard input -> its output; code, dropped, cause, oom, seconds
+    run      argv, env, seconds, keep, most, memory, alone (whether all that it started ends with it); data: standard input
+             -> its output; code, dropped, cause, oom, seconds
     unpack   data: a tar -> error
     pack     still, longest -> a tar
     read     path, limit -> the file; found
@@ -222,7 +223,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     os.close(write_end)
     if child:
         code, cause = watch(child, pipe, output, request["seconds"], request["most"])
-        if cause != "exit":
+        if cause != "exit" or request["alone"]:
             kill_all()
     os.close(pipe)
     oom = memory_kills() > kills

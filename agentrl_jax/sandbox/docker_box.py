@@ -9,6 +9,7 @@ from typing import Any
 from agentrl_jax.sandbox.box import CLOSED, ENVIRONMENT, FILE_SECONDS, FLOOD, LONGEST, PATH_MAX, pack
 from agentrl_jax.sandbox.docker_engine import START, Container, Engine
 from agentrl_jax.sandbox.docker_link import Answer
+from agentrl_jax.sandbox.docker_spare import Spare
 from agentrl_jax.sandbox.namespace import encode
 from agentrl_jax.sandbox.protocol import Limits, Result, SandboxError
 
@@ -19,17 +20,12 @@ VARIABLES = {name: value for name, value in ENVIRONMENT.items() if name != "PATH
 class DockerBox:
     """A `Sandbox`. Made by `Docker.start` and `fork`; `boxes` are those that are open."""
 
-    def __init__(self, engine: Engine, container: Container, limits: Limits, boxes: "set[DockerBox]") -> None:
-        self._engine, self._container, self._limits, self._boxes = engine, container, limits, boxes
+    def __init__(self, engine: Engine, spare: Spare, container: Container, limits: Limits, boxes: "set[DockerBox]") -> None:
+        self._engine, self._spare, self._container, self._limits, self._boxes = engine, spare, container, limits, boxes
         self._lock = asyncio.Lock()
         self._fresh: Container | None = None
-        self._paused = self._closed = False
+        self._used = self._paused = self._closed = False
         boxes.add(self)
-
-    @classmethod
-    async def make(cls, engine: Engine, limits: Limits, boxes: "set[DockerBox]") -> "DockerBox":
-        """A box without files."""
-        return cls(engine, await engine.start(limits), limits, boxes)
 
     async def exec(
         self, argv: Sequence[str], *, stdin: bytes = b"", seconds: float | None = None, env: Mapping[str, str] | None = None
@@ -37,21 +33,27 @@ class DockerBox:
         if isinstance(request := self._request(argv, seconds, env), Result):
             return request
         async with self._turn(running=True):
+            self._used = True
             return await self._run(self._container, request, stdin)
 
     async def exec_fresh(
         self, argv: Sequence[str], *, stdin: bytes = b"", seconds: float | None = None, env: Mapping[str, str] | None = None
     ) -> Result:
-        """In a second container over the same files. Its root process reports; no other command ever ran beside it."""
+        """In a container in which no other command ever ran: the box's own if that holds, else a second one over the same files."""
         if isinstance(request := self._request(argv, seconds, env), Result):
             return request
+        request["alone"] = True
         async with self._turn(running=True):
-            self._fresh = await self._engine.start(self._limits, files_of=self._container.name)
-            try:
-                result = await self._run(self._fresh, request, stdin)
-            finally:
-                fresh, self._fresh = self._fresh, None
-                await self._engine.remove(fresh)
+            if not self._used:
+                self._used = True
+                result = await self._run(self._container, request, stdin)
+            else:
+                self._fresh = await self._engine.start(self._limits, files_of=self._container.name)
+                try:
+                    result = await self._run(self._fresh, request, stdin)
+                finally:
+                    fresh, self._fresh = self._fresh, None
+                    await self._engine.remove(fresh)
         code = result.exit_code
         return replace(result, exit_code=128 - code) if code is not None and code < 0 else result
 
@@ -76,7 +78,8 @@ class DockerBox:
 
     async def fork(self) -> "DockerBox":
         archive = await self.snapshot()
-        box = await DockerBox.make(self._engine, self._limits, self._boxes)
+        container = await self._spare.take(self._limits)
+        box = DockerBox(self._engine, self._spare, container, self._limits, self._boxes)
         try:
             if (result := await box.unpack(archive)).exit_code != 0:
                 raise SandboxError(f"the files of a box cannot be copied: {result.text}")
@@ -139,6 +142,7 @@ class DockerBox:
             "memory": limits.memory,
             "keep": limits.output,
             "most": FLOOD,
+            "alone": False,
         }
 
     async def _run(self, container: Container, request: Mapping[str, Any], stdin: bytes) -> Result:

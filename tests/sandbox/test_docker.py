@@ -171,8 +171,8 @@ async def test_the_backend_leaves_no_container_and_no_volume(client: Any):
     async with Docker() as backend:
         boxes = [await backend.start({"a": b"1"}) for _ in range(2)]
         await boxes[0].pause()
-        await boxes[1].exec_fresh(["true"])
         await boxes[1].exec(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"])
+        await boxes[1].exec_fresh(["true"])
         assert list(owned(client, os.getpid()).values()) == ["running"] * 2
         assert len(volumes(client, os.getpid())) == 4
         starting = [asyncio.create_task(backend.start()) for _ in range(6)]
@@ -186,11 +186,69 @@ async def test_the_backend_leaves_no_container_and_no_volume(client: Any):
 
 
 @real
+async def test_forks_take_the_container_kept_ready_once(backend: Docker, client: Any):
+    box = await backend.start({"a": b"1"})
+    await box.fork()
+    assert await until(lambda: list(owned(client, os.getpid()).values()) == ["running"] * 3)
+    made = set(owned(client, os.getpid()))
+    forks = await asyncio.gather(*(box.fork() for _ in range(3)))
+    await asyncio.gather(*(fork.put({"a": str(number).encode()}) for number, fork in enumerate(forks)))
+    assert [await fork.get("a") for fork in forks] == [b"0", b"1", b"2"]
+    assert await until(lambda: list(owned(client, os.getpid()).values()) == ["running"] * 6)
+    assert made < set(owned(client, os.getpid()))
+
+
+@real
+async def test_a_container_kept_ready_that_does_not_do_is_not_used(backend: Docker, client: Any):
+    box = await backend.start({"a": b"1"})
+    before = set(owned(client, os.getpid()))
+    fork = await box.fork()
+    assert await until(lambda: list(owned(client, os.getpid()).values()) == ["running"] * 3)
+    for name in set(owned(client, os.getpid())) - before:  # of them one is the fork
+        client.remove_container(name, v=True, force=True)
+    assert await (await box.fork()).get("a") == b"1"
+    await fork.close()
+    small = await backend.start(limits=Limits(disk=1 << 20))
+    assert (await (await small.fork()).put({"big": bytes(2 << 20)})).exit_code != 0
+    assert (await (await box.fork()).put({"big": bytes(2 << 20)})).exit_code == 0
+
+
+@real
+async def test_cancelled_forks_leave_nothing(client: Any):
+    async with Docker() as backend:
+        box = await backend.start({"a": b"1"})
+        for pause in (0.0, 0.001, 0.01, 0.1, 0.2, 0.3):
+            forks = [asyncio.create_task(box.fork()) for _ in range(2)]
+            await asyncio.sleep(pause)
+            for fork in forks:
+                fork.cancel()
+            for made in await asyncio.gather(*forks, return_exceptions=True):
+                if not isinstance(made, BaseException):
+                    await made.close()
+        assert await (await box.fork()).get("a") == b"1"
+        assert await until(lambda: len(owned(client, os.getpid())) == 3), "the box, its fork and a spare"
+    assert not owned(client, os.getpid())
+    assert await until(lambda: not volumes(client, os.getpid()))
+
+
+@real
+async def test_a_fresh_command_in_an_unused_box_leaves_no_process(backend: Docker, client: Any):
+    box = await backend.start({"a": b"1"})
+    result = await box.exec_fresh(["sh", "-c", "cat a; setsid sleep 1000 > /dev/null 2>&1 & exit 3"])
+    assert (result.exit_code, result.output) == (3, b"1")
+    assert b"sleep" not in (await box.exec(["ps", "-e"])).output
+    await box.exec(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"])
+    assert b"sleep" not in (await box.exec_fresh(["ps", "-e"])).output, "it was used meanwhile"
+
+
+@real
 async def test_the_backend_leaves_no_descriptor():
     async def use() -> None:
         async with Docker() as backend:
             box = await backend.start({"a": b"1"})
-            await box.exec_fresh(["true"])
+            for run in (box.exec, box.exec_fresh):
+                await run(["true"])
+            await (await box.fork()).close()
             task = asyncio.create_task(box.fork())
             await asyncio.sleep(0.2)
             task.cancel()
@@ -211,6 +269,8 @@ async def main():
         boxes = [await backend.start() for _ in range(2)]
         await boxes[0].exec(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"])
         await boxes[0].pause()
+        await boxes[1].fork()
+        await boxes[1].exec(["true"])
         fresh = asyncio.create_task(boxes[1].exec_fresh(["sleep", "1000"], seconds=1000))
         print("ready", flush=True)
         await fresh
@@ -225,7 +285,9 @@ async def test_a_client_that_dies_leaves_no_container(client: Any, number: signa
     with subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-        assert await until(lambda: list(owned(client, process.pid).values()) == ["running"] * 3)
+        assert await until(lambda: list(owned(client, process.pid).values()) == ["running"] * 5), (
+            "two boxes, a fork, a spare, and a fresh one"
+        )
         process.send_signal(number)
         process.wait(20)
     assert await until(lambda: not owned(client, process.pid))
