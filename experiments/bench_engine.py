@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from agentrl_jax.inference.engine import Engine
-from agentrl_jax.inference.protocol import Sampling
+from agentrl_jax.inference.protocol import Completion, Sampler, Sampling
 from agentrl_jax.models import pretrained
 from agentrl_jax.models.decoder import ModelConfig, init_params
 
@@ -47,20 +47,30 @@ def make_texts(seed: int = 0) -> Texts:
     return [[rng.integers(0, CONFIG.vocab_size, n).astype(np.int32) for n in row] for row in lengths]
 
 
-async def play(engine: Engine, name: str, texts: list[NDArray[np.int32]], temperature: float) -> NDArray[np.int32]:
-    """One episode; returns all that was sampled."""
-    context, sampled = np.zeros(0, np.int32), []
+def tokens_of(texts: Texts) -> int:
+    """What all episodes gain: the texts, and the actions sampled between them."""
+    return sum(len(text) + ACTION for row in texts for text in row)
+
+
+async def play(sampler: Sampler, name: str, texts: list[NDArray[np.int32]], temperature: float) -> list[Completion]:
+    """One episode; returns its actions."""
+    context, actions = np.zeros(0, np.int32), []
     for turn, text in enumerate(texts):
         context = np.concatenate([context, text])
-        done = await engine.generate(context, Sampling(ACTION, seed=turn, temperature=temperature), session=name)
-        sampled.append(done.tokens)
+        done = await sampler.generate(context, Sampling(ACTION, seed=turn, temperature=temperature), session=name)
+        actions.append(done)
         context = np.concatenate([context, done.tokens])
-    await engine.release(name)
-    return np.concatenate(sampled)
+    await sampler.release(name)
+    return actions
 
 
-async def play_all(engine: Engine, texts: Texts, temperature: float = 1.0) -> NDArray[np.int32]:
-    return np.stack(await asyncio.gather(*(play(engine, str(i), row, temperature) for i, row in enumerate(texts))))
+async def play_all(sampler: Sampler, texts: Texts, temperature: float = 1.0) -> list[list[Completion]]:
+    return await asyncio.gather(*(play(sampler, str(i), row, temperature) for i, row in enumerate(texts)))
+
+
+async def greedy_turn(sampler: Sampler, texts: Texts) -> NDArray[np.int32]:
+    """i32[episodes, ACTION]: first actions, sampled greedily."""
+    return np.stack([actions[0].tokens for actions in await play_all(sampler, [row[:1] for row in texts], temperature=0.0)])
 
 
 async def run_engine(folder: Path, texts: Texts) -> tuple[list[float], NDArray[np.int32]]:
@@ -68,7 +78,7 @@ async def run_engine(folder: Path, texts: Texts) -> tuple[list[float], NDArray[n
     config, params = pretrained.read(folder)
     async with Engine(config, params, context_limit=CONTEXT, slots=EPISODES) as engine:
         await engine.warm_up()
-        greedy = await play_all(engine, [row[:1] for row in texts], temperature=0.0)
+        greedy = await greedy_turn(engine, texts)
         seconds = []
         for _ in range(REPEATS):
             begin = time.perf_counter()
@@ -85,10 +95,10 @@ def run_torch(python: str, folder: Path, texts: Texts) -> tuple[list[float], NDA
     return result["seconds"], np.array(result["greedy"], np.int32)
 
 
-def report(name: str, seconds: list[float], tokens: int) -> float:
-    speed = tokens / np.array(seconds)
-    print(f"{name:24} {np.median(speed):9,.0f} tokens/s  (min {speed.min():,.0f}, max {speed.max():,.0f}, {len(seconds)} repeats)")
-    return float(np.median(speed))
+def report(name: str, speeds: list[float]) -> float:
+    """Print tokens per second of each repeat; returns the median."""
+    print(f"{name:24} {np.median(speeds):9,.0f} tokens/s  (min {min(speeds):,.0f}, max {max(speeds):,.0f}, {len(speeds)} repeats)")
+    return float(np.median(speeds))
 
 
 def main() -> None:
@@ -103,10 +113,10 @@ def main() -> None:
         pretrained.write(folder, CONFIG, init_params(CONFIG, jax.random.key(0)), chat)
         ours, our_greedy = asyncio.run(run_engine(folder, texts))
         theirs, their_greedy = run_torch(python, folder, texts)
-    tokens = sum(len(text) for row in texts for text in row) + EPISODES * TURNS * ACTION
+    tokens = tokens_of(texts)
     print(f"{EPISODES} episodes x {TURNS} turns, {tokens:,} tokens; greedy tokens equal: {np.mean(our_greedy == their_greedy):.1%}")
-    fast = report("embedded engine", ours, tokens)
-    slow = report("transformers.generate", theirs, tokens)
+    fast = report("embedded engine", [tokens / each for each in ours])
+    slow = report("transformers.generate", [tokens / each for each in theirs])
     print(f"ratio of medians: {fast / slow:.1f}")
 
 
