@@ -4,7 +4,9 @@ A session's calls go to the server that holds its cache; a new session goes wher
 of infrastructure is tried again, elsewhere if there is an elsewhere, until its deadline. Every server is probed all the time: one that
 fails a probe gets no calls, those it had move on at once, and it is back after the first probe that it passes.
 
-Nothing here knows what the servers do: `send` makes a call, `probe` looks at a server, and both raise `ServerError`.
+All that is done to a server for its health is done by one task, one thing after the other: it is probed, started again where that is
+for us to do, and probed again. Nothing here knows what the servers do: `send` makes a call, `probe` looks at a server and mends what it
+can, `restart` starts it again, and all raise `ServerError`.
 """
 
 import asyncio
@@ -24,6 +26,9 @@ S = TypeVar("S", bound="Server")
 ATTEMPTS = 4
 """Faults after which a call is given up, however much time it has left: it may be what makes them fail."""
 
+RESTARTS = 3
+"""Restarts without a passed probe between them after which a server is given up."""
+
 _BACKOFF = 0.1  # seconds before a server is asked again, doubled for each attempt: the probe has its say first
 
 
@@ -36,26 +41,33 @@ class Server:
     """One of the fleet.
 
     room:     a place for each call that may run at once; further ones wait here
-    well:     it passed its latest probe
+    fault:    why it failed its latest probe; None if it passed
+    lost:     it was given up for good
     load:     calls running or waiting for room
     sessions: sessions whose cache it holds
     """
 
     url: str
     room: asyncio.Semaphore
-    well: bool = True
+    fault: str | None = None
+    lost: bool = False
     load: int = 0
     sessions: int = 0
     _calls: set[asyncio.Timeout] = field(default_factory=set)
     _doubt: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def well(self) -> bool:
+        """Whether it gets calls."""
+        return self.fault is None
 
     async def attempt(self, send: Callable[[], Awaitable[T]]) -> T:
         """One call, once there is room for it. Raises ServerError, also where the server fails a probe meanwhile."""
         self.load += 1
         try:
             async with self.room:
-                if not self.well:
-                    raise ServerError("it failed a health check")
+                if self.fault is not None:
+                    raise ServerError(f"out of service: {self.fault}")
                 async with asyncio.timeout(None) as call:
                     self._calls.add(call)
                     try:
@@ -63,7 +75,7 @@ class Server:
                     finally:
                         self._calls.discard(call)
         except TimeoutError:
-            raise ServerError("it failed a health check during the call") from None
+            raise ServerError(f"out of service during the call: {self.fault}") from None
         finally:
             self.load -= 1
 
@@ -92,13 +104,22 @@ class Fleet(Generic[S]):
     probe:    raises ServerError where the server should get no calls
     poll:     seconds from one probe of a server to the next
     deadline: seconds that a call may take, all attempts and waiting together
+    restart:  kills a server that failed a probe and starts it again, which RESTARTS failures in a row end; None where others do that
     """
 
-    def __init__(self, servers: Sequence[S], probe: Callable[[S], Awaitable[None]], *, poll: float, deadline: float) -> None:
+    def __init__(
+        self,
+        servers: Sequence[S],
+        probe: Callable[[S], Awaitable[None]],
+        *,
+        poll: float,
+        deadline: float,
+        restart: Callable[[S], Awaitable[None]] | None = None,
+    ) -> None:
         self.servers = tuple(servers)
-        self._probe, self._poll, self._deadline = probe, poll, deadline
+        self._probe, self._poll, self._deadline, self._restart = probe, poll, deadline, restart
         self._homes: dict[str, S] = {}
-        self._changed, self._closed = asyncio.Event(), False
+        self._probed, self._closed = asyncio.Event(), False
         self._watchers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -110,10 +131,10 @@ class Fleet(Generic[S]):
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self._closed = True
-        self._changed.set()
         for server in self.servers:
-            server.well = False
+            server.fault = "the client was closed"
             server.give_up()
+        self._probed.set()
 
     async def call(self, session: str, send: Callable[[S], Awaitable[T]]) -> T:
         """What `send` returns for the session's server, or for another after a ServerError. Raises InferenceError with every fault met."""
@@ -134,7 +155,7 @@ class Fleet(Generic[S]):
                         tried.add(server)
                         server.doubt()
         except TimeoutError:
-            out = ", ".join(server.url for server in self.servers if not server.well)
+            out = self.faults()
             faults.append(f"not done after {self._deadline:g} s" + (f"; out of service: {out}" if out else ""))
         raise InferenceError(f"session {session}: {'; '.join(faults)}")
 
@@ -144,41 +165,66 @@ class Fleet(Generic[S]):
         if server is not None:
             server.sessions -= 1
 
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return once it holds, which is looked at after every probe."""
+        while not holds():
+            self._probed.clear()
+            await self._probed.wait()
+
+    def faults(self) -> str:
+        """The servers that are out of service, and why."""
+        return "; ".join(f"{server.url}: {server.fault}" for server in self.servers if not server.well)
+
     async def _place(self, session: str, tried: set[S]) -> S:
         """The session's home if it is well, else a new home; waits while no server is well."""
-        while not self._closed:
-            well = [server for server in self.servers if server.well]
-            choice = [server for server in well if server not in tried] or well
-            home = self._homes.get(session)
-            if home in choice:
-                return home
-            if choice:
-                self.release(session)
-                home = min(choice, key=lambda server: (server.load, server.sessions))
-                self._homes[session] = home
-                home.sessions += 1
-                return home
-            self._changed.clear()
-            await self._changed.wait()
-        raise InferenceError(f"session {session}: the client was closed")
+        await self.until(lambda: self._closed or any(server.well for server in self.servers) or all(server.lost for server in self.servers))
+        well = [server for server in self.servers if server.well]
+        choice = [server for server in well if server not in tried] or well
+        if not choice:
+            raise InferenceError(f"session {session}: {'the client was closed' if self._closed else f'no server is left: {self.faults()}'}")
+        home = self._homes.get(session)
+        if home not in choice:
+            self.release(session)
+            home = min(choice, key=lambda server: (server.load, server.sessions))
+            self._homes[session] = home
+            home.sessions += 1
+        return home
 
     async def _watch(self, server: S) -> None:
+        """Keep it well, or give it up."""
+        restarts, failed = 0, None
         while True:
-            try:
-                await self._probe(server)
-            except ServerError as fault:
-                self._mark(server, str(fault))
-            except Exception as error:  # noqa: BLE001 - a watcher that ended would never take the server back
-                self._mark(server, f"{type(error).__name__}: {error}")
+            fault, failed = failed or await _fault_of(self._probe(server)), None
+            self._mark(server, fault)
+            if fault is None or self._restart is None:
+                restarts = 0
+                await server.pause(self._poll)
+            elif restarts < RESTARTS:
+                restarts += 1
+                logger.warning("%s is started again", server.url)
+                failed = await _fault_of(self._restart(server))
             else:
-                self._mark(server, None)
-            await server.pause(self._poll)
+                server.lost = True
+                self._mark(server, f"given up after {RESTARTS} restarts in a row: {fault}")
+                return
 
     def _mark(self, server: S, fault: str | None) -> None:
-        was, server.well = server.well, fault is None
-        if was and fault is not None:
-            logger.warning("%s is out of service: %s", server.url, fault)
+        was, server.fault = server.fault, fault
+        if was is None and fault is not None:
             server.give_up()
-        elif not was and fault is None:
+        if fault is not None and fault != was:
+            logger.warning("%s is out of service: %s", server.url, fault)
+        elif fault is None and was is not None:
             logger.warning("%s is back", server.url)
-            self._changed.set()
+        self._probed.set()
+
+
+async def _fault_of(action: Awaitable[None]) -> str | None:
+    """Why it failed, or None. Whatever it was: a watcher that ended would never take the server back."""
+    try:
+        await action
+    except (ServerError, InferenceError) as fault:
+        return str(fault)
+    except Exception as error:  # noqa: BLE001 - see above
+        return f"{type(error).__name__}: {error}"
+    return None

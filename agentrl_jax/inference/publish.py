@@ -43,10 +43,13 @@ async def publish(
 
 
 def tensors_of(config: ModelConfig, params: Params) -> dict[str, NDArray[Any]]:
-    """The policy's tensors as its Hugging Face folder holds them: their names, and matrices as [out, in]. Tied embeddings occur once."""
+    """The policy's tensors as its Hugging Face folder holds them: their names, and matrices as [out, in]. Tied embeddings occur once.
+
+    They are copies: on CPUs an array of numpy may otherwise be the trainer's own memory.
+    """
     weights: dict[Any, Any] = flatten_dict(jax.device_get(params))
     names = tensor_names(config)
-    return {name: np.ascontiguousarray(weights[path].T if path[-1] == "kernel" else weights[path]) for name, path in names.items()}
+    return {name: np.array(weights[path].T if path[-1] == "kernel" else weights[path], order="C") for name, path in names.items()}
 
 
 async def push(
@@ -80,7 +83,7 @@ async def _push(urls: list[str], tensors: Mapping[str, NDArray[Any]], version: i
         if refused:
             # Those that did stage forget it; one that cannot be told so will at the next push.
             await _each(urls, lambda url: _forget(http, url))
-            raise InferenceError(f"version {version} is served nowhere, the weights before it everywhere: {_listing(refused)}")
+            raise InferenceError(f"version {version} is served nowhere, every server has what it had: {_listing(refused)}")
         if failed := await _each(urls, lambda url: _swap(http, url, version)):
             served = len(urls) - len(failed)
             raise InferenceError(f"version {version} is served by {served} of {len(urls)} servers, push it again: {_listing(failed)}")

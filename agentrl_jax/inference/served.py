@@ -1,5 +1,10 @@
-"""vLLM as what a run samples from: a server for the policy, the client, and every update pushed into it."""
+"""vLLM as what a run samples from: a server for the policy, the client, and every update pushed into it.
 
+A server that fails costs time, not episodes: one of our own is started again, one of others is waited for, requests are sent again or
+elsewhere, and whatever comes back is given the present weights before it gets requests. `fleet` and `vllm` do that.
+"""
+
+import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,47 +18,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_jax.inference.protocol import Completion, InferenceError, Sampling
-from agentrl_jax.inference.publish import publish
+from agentrl_jax.inference.publish import Through, push, tensors_of
 from agentrl_jax.inference.runner import Stats
 from agentrl_jax.inference.vllm import VLLM, Reference
-from agentrl_jax.inference.vllm_server import serve
+from agentrl_jax.inference.vllm_server import Restartable, serve
 from agentrl_jax.models.decoder import Decoder, Params, unembed
 from agentrl_jax.models.policy import Policy
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes that vLLM has attention for on CPUs (v1/attention/backends/cpu_attn.py); with another its engine dies at the first request."""
 
+_PUSH = 60.0  # seconds that a step of a push may take at one server
+
 
 class Served:
     """vLLM: a server on this machine's CPUs that lives as long as this, or servers that run elsewhere.
 
-    venv: environment that vLLM is installed in (`make vllm`)
-    urls: servers that already run, started for a model folder of this policy's shape (docs/weights.md); they are given its weights
+    venv:     environment that vLLM is installed in (`make vllm`)
+    urls:     servers that already run, started for a model folder of this policy's shape (docs/weights.md); they are given its weights
+    through:  how weights reach the servers, see `publish.push`
+    patience: seconds after which a server that does not answer a health check counts as dead
 
     Entering raises InferenceError where a server does not start or answer, or where its log-probs are not those of our own forward.
+    `own` is the server that was started here, if one was.
     """
 
     def __init__(
-        self, policy: Policy, *, context_limit: int, slots: int, venv: Path | str = ".venv-vllm", urls: Sequence[str] = ()
+        self,
+        policy: Policy,
+        *,
+        context_limit: int,
+        slots: int,
+        venv: Path | str = ".venv-vllm",
+        urls: Sequence[str] = (),
+        through: Through = "memory",
+        patience: float = 30.0,
     ) -> None:
         self.stats = Stats()
+        self.own: Restartable | None = None
         self._policy, self._context, self._slots, self._venv, self._urls = policy, context_limit, slots, Path(venv), list(urls)
+        self._through: Through = through
+        self._patience = patience
         self._stack = AsyncExitStack()
         self._running, self._since = 0, 0.0
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            foreign = bool(self._urls)  # of other weights, perhaps
-            if not foreign:
-                if self._policy.model.head_dim not in CPU_HEADS:
-                    raise InferenceError(f"vLLM on CPUs has no heads of model.head_dim={self._policy.model.head_dim}: one of {CPU_HEADS}")
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="policy-"))) / "policy"
-                self._policy.write(folder, context_limit=self._context)
-                server = await stack.enter_async_context(serve(folder, venv=self._venv, context_limit=self._context, slots=self._slots))
-                self._urls = [server.url]
-            self._client = await stack.enter_async_context(VLLM(self._urls, concurrency=self._slots))
-            if foreign:
-                await self.update(self._policy.params, 0)
+            if self._urls:
+                self._client = await stack.enter_async_context(VLLM(self._urls, concurrency=self._slots, patience=self._patience))
+                await self.update(self._policy.params, 0)  # they have others, perhaps
+            else:
+                self.own = own = await stack.enter_async_context(self._ours(stack))
+                client = VLLM([own.url], concurrency=self._slots, patience=self._patience, restart=lambda url: own.restart())
+                self._client = await stack.enter_async_context(client)
             await self._client.check(reference(self._policy))
             self._stack = stack.pop_all()
         return self
@@ -66,8 +83,9 @@ class Served:
         return min(self._context, self._client.context_limit)
 
     async def update(self, params: Params, version: int) -> None:
-        await publish(self._urls, self._policy.model, params, version)
-        self._client.updated(version)
+        """See `Serving.update`. A host copy is kept for servers that come back. Raises InferenceError where no server takes the weights."""
+        tensors = await asyncio.to_thread(tensors_of, self._policy.model, params)
+        await self._client.update(lambda url: push([url], tensors, version, through=self._through, deadline=_PUSH), version)
 
     async def generate(self, prompt: NDArray[np.int32], sampling: Sampling, *, session: str) -> Completion:
         self._running += 1
@@ -87,6 +105,14 @@ class Served:
 
     async def release(self, session: str) -> None:
         await self._client.release(session)
+
+    def _ours(self, stack: AsyncExitStack) -> Restartable:
+        """A server of the policy, whose folder lies in a temporary one as long as the stack."""
+        if self._policy.model.head_dim not in CPU_HEADS:
+            raise InferenceError(f"vLLM on CPUs has no heads of model.head_dim={self._policy.model.head_dim}: one of {CPU_HEADS}")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="policy-"))) / "policy"
+        self._policy.write(folder, context_limit=self._context)
+        return Restartable(lambda port: serve(folder, venv=self._venv, port=port, context_limit=self._context, slots=self._slots))
 
 
 def reference(policy: Policy) -> Reference:

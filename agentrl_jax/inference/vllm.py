@@ -8,7 +8,8 @@ sure of that. What is compared with an independent forward, and how closely, is 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
@@ -21,6 +22,12 @@ from agentrl_jax.inference.protocol import Completion, FinishReason, InferenceEr
 
 Reference = Callable[[NDArray[np.int32], float], NDArray[np.float32]]
 """Log-probs by a forward of ours: tokens i32[n] and a temperature to f32[n - 1], of each token after the first."""
+
+Push = Callable[[str], Awaitable[None]]
+"""Gives weights to the server at a URL, under the name of their version. Raises InferenceError where the server does not take them."""
+
+PUSHES = 4
+"""Pushes in a row that a server may fail before an update gives up on it."""
 
 TOKENS, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 
@@ -42,12 +49,16 @@ class Endpoint(Server):
     limit:   tokens of prompt and completion together
     path:    where it takes token ids
     version: of its weights, as far as known; salts its prefix cache, so that no prompt meets keys of other weights
+    given:   what gave it its weights; None for those of its start, or for none that can be relied on
+    refused: pushes in a row that failed
     """
 
     model: str = ""
     limit: int = 0
     path: str = TOKENS
     version: int = 0
+    given: Push | None = None
+    refused: int = 0
 
 
 class VLLM:
@@ -57,7 +68,8 @@ class VLLM:
     concurrency: requests that run at a server at once, best its --max-num-seqs; others wait here, which `Completion.queued` counts
     deadline:    seconds for one completion, retries and waiting included
     poll:        seconds from one health check of a server to the next
-    patience:    seconds that a health check may take
+    patience:    seconds that an answer to a health check may take
+    restart:     kills the server at a URL and starts it again with the weights of its start; None for servers that others look after
 
     Entering raises InferenceError for a server that does not answer or is no vLLM: all of `urls` have to be up once.
     """
@@ -71,6 +83,7 @@ class VLLM:
         deadline: float = 600.0,
         poll: float = 2.0,
         patience: float = 30.0,
+        restart: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         if not urls or len(set(self._urls)) < len(urls):
@@ -80,6 +93,7 @@ class VLLM:
                 raise ValueError(f"{url}: the URL of a server begins with http:// or https://")
         self._first, self._version = version, version
         self._concurrency, self._deadline, self._poll, self._patience = concurrency, deadline, poll, patience
+        self._restarter, self._push = restart, None
         self._fleet: Fleet[Endpoint] | None = None
 
     async def __aenter__(self) -> Self:
@@ -93,7 +107,8 @@ class VLLM:
             await self._http.aclose()
             raise
         self._limit = min(server.limit for server in servers)
-        self._fleet = Fleet(servers, self._probe, poll=self._poll, deadline=self._deadline)
+        restart = None if self._restarter is None else self._restart
+        self._fleet = Fleet(servers, self._probe, poll=self._poll, deadline=self._deadline, restart=restart)
         self._fleet.start()
         return self
 
@@ -116,16 +131,29 @@ class VLLM:
     def servers(self) -> tuple[Endpoint, ...]:
         return self._running.servers
 
-    def updated(self, version: int) -> None:
-        """The weights of `version` were pushed. Later prompts share no cache with earlier ones.
+    async def update(self, push: Push, version: int) -> None:
+        """Have every server that is well serve new weights: `push(url)` gives them. Later prompts share no cache with earlier ones.
 
-        A server that is out of service, or says that it has older weights, gets no requests until it has these.
+        `push` is kept: a server that is out of service now, or comes back with other weights, gets no requests until it was given these.
+        Raises InferenceError where no server takes them within the deadline, or all fail PUSHES times.
         """
-        self._version = version
+        fleet, self._push, self._version = self._running, push, version
         for server in self.servers:
-            if server.well:
-                server.version = version
+            server.refused = 0
             server.doubt()
+
+        def served() -> bool:
+            well = [server for server in self.servers if server.well]
+            return bool(well) and all(server.given is self._push for server in well)
+
+        def hopeless() -> bool:
+            return all(server.lost or server.refused >= PUSHES for server in self.servers)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._deadline):
+                await fleet.until(lambda: served() or hopeless())
+        if not served():
+            raise InferenceError(f"no server takes version {version}: {fleet.faults() or f'not done after {self._deadline:g} s'}")
 
     async def generate(self, prompt: NDArray[np.int32], sampling: Sampling, *, session: str) -> Completion:
         """See `Sampler.generate`. Cancelling closes the connection, at which the server stops sampling.
@@ -209,18 +237,41 @@ class VLLM:
         )
 
     async def _probe(self, server: Endpoint) -> None:
-        """Is the engine alive, and are its weights those of the fleet? A server that was restarted has those of its start."""
+        """Is the engine alive, and are its weights those of the fleet? If not, it is given them. No one else gives it any meanwhile."""
+        healthy, info, paused = [await self._look(server, path) for path in ("/health", "/weight_info", "/is_paused")]
+        if healthy.status_code != 200:
+            raise ServerError(f"/health answers HTTP {healthy.status_code}")
+        # Without VLLM_SERVER_DEV_MODE=1 it tells neither, and cannot get other weights than those of its start.
+        label = "default" if info.status_code == 404 else _json(info)["weight_version"]
+        # The engine's own word, unlike that of /health, so that one that hangs is found out.
+        halted = paused.status_code != 404 and _json(paused)["is_paused"]
+        if self._push is None:
+            server.version = self._number(label)
+            if server.version < self._version:
+                raise ServerError(f"it has weights of version {server.version}, the fleet those of {self._version}: push them to it")
+        elif server.given is not self._push or label != str(self._version) or halted:
+            await self._give(server, self._push, self._version)
+
+    async def _look(self, server: Endpoint, path: str) -> httpx.Response:
         try:
-            reply = await self._http.get(f"{server.url}/health", timeout=self._patience)
-            info = await self._http.get(f"{server.url}/weight_info", timeout=self._patience)
+            return await self._http.get(server.url + path, timeout=self._patience)
         except httpx.RequestError as error:
-            raise ServerError(_told(error)) from error
-        if reply.status_code != 200:
-            raise ServerError(f"/health answers HTTP {reply.status_code}")
-        # Without VLLM_SERVER_DEV_MODE=1 it does not tell, and cannot get other weights than those of its start.
-        server.version = self._first if info.status_code == 404 else self._number(_json(info)["weight_version"])
-        if server.version < self._version:
-            raise ServerError(f"it has weights of version {server.version}, the fleet those of {self._version}: push them to it")
+            raise ServerError(f"{path}: {_told(error)}") from error
+
+    async def _give(self, server: Endpoint, push: Push, version: int) -> None:
+        """Where it fails, the server may have any weights, or be paused: it is given them anew however well it looks."""
+        server.given = None
+        try:
+            await push(server.url)
+        except InferenceError as error:
+            server.refused += 1
+            raise ServerError(str(error)) from error
+        server.given, server.version, server.refused = push, version, 0
+
+    async def _restart(self, server: Endpoint) -> None:
+        server.given = None
+        assert self._restarter is not None
+        await self._restarter(server.url)
 
     async def _sample(self, server: Endpoint, prompt: NDArray[np.int32], sampling: Sampling, *, queued: float) -> Completion:
         """Raises ServerError for what another try may mend, InferenceError for what none will."""

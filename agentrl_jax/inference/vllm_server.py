@@ -23,10 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -111,6 +111,40 @@ async def serve(
                 logger.error("vLLM ended while it was in use: %s", _complaint(log))
         finally:
             await _end(process)
+
+
+class Restartable:
+    """A server that can be started again on its port: `async with Restartable(lambda port: serve(folder, venv=venv, port=port)) as own`.
+
+    server: the running one; None while none runs
+    """
+
+    def __init__(self, start: Callable[[int], contextlib.AbstractAsyncContextManager[Server]]) -> None:
+        self.server: Server | None = None
+        self._start, self._port, self._running = start, 0, contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._running.aclose()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def restart(self) -> None:
+        """Kill it, whatever state it is in, and start it with the weights of its folder. Raises InferenceError where it does not start."""
+        server, self.server = self.server, None
+        if server is not None:
+            os.killpg(server.pid, signal.SIGKILL)  # it is beyond being asked; its leader is not reaped before the next line
+        await self._running.aclose()
+        await self._enter()
+
+    async def _enter(self) -> None:
+        self.server = await self._running.enter_async_context(self._start(self._port))
+        self._port = int(self.server.url.rpartition(":")[2])
 
 
 async def client(*, timeout: float) -> httpx.AsyncClient:  # noqa: ASYNC109 - of each call to come

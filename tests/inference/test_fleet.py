@@ -1,16 +1,17 @@
 """Routing, retries and health of several servers. Those here answer wrongly, slowly or not at all; sampling is tested on real ones."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl_jax.inference.fleet import ATTEMPTS
+from agentrl_jax.inference.fleet import ATTEMPTS, RESTARTS
 from agentrl_jax.inference.protocol import Completion, InferenceError, Sampling
-from agentrl_jax.inference.vllm import TOKENS, VLLM
+from agentrl_jax.inference.vllm import PUSHES, TOKENS, VLLM
 from tests.inference.loopback import Loopback, completed
 
 PROMPT = np.arange(1, 6, dtype=np.int32)
@@ -243,15 +244,213 @@ async def test_closing_fails_the_calls_that_are_left():
     assert all(isinstance(error, InferenceError) and "closed" in str(error) for error in errors), errors
 
 
-async def test_a_server_with_older_weights_waits_for_newer_ones():
-    label = {"weight_version": "0"}
-    behind, other = Loopback(**{"/weight_info": (200, label)}), Loopback(**{"/weight_info": (200, {"weight_version": "7"})})
-    async with fleet(behind, other) as client:
-        client.updated(7)
-        await until(lambda: out(client) == [behind.url])
-        await ask(client, "a")
-        assert other.bodies[-1]["cache_salt"] == "version 7"
-        label["weight_version"] = "7"
+class Weights:
+    """Servers with weights. `push(version)` gives them; `started(server)` is what a server has after its start.
+
+    pushes: URL and version of every push that was begun
+    """
+
+    def __init__(self, *servers: Loopback) -> None:
+        self.servers = dict.fromkeys(servers, "default")
+        self.pushes: list[tuple[str, int]] = []
+        self.refusing = asyncio.Event()
+        for server in servers:
+            server.answers["/weight_info"] = partial(self._told, server)
+
+    async def _told(self, server: Loopback, body: Any) -> Any:
+        return 200, {"weight_version": self.servers[server]}
+
+    def push(self, version: int) -> Callable[[str], Awaitable[None]]:
+        async def give(url: str) -> None:
+            self.pushes.append((url, version))
+            await asyncio.sleep(0.02)
+            if self.refusing.is_set():
+                raise InferenceError(f"{url}: HTTP 500: no room")
+            [server] = [server for server in self.servers if server.url == url]
+            self.servers[server] = str(version)
+
+        return give
+
+
+async def test_after_an_update_every_server_has_the_weights():
+    a, b = Loopback(), Loopback()
+    weights = Weights(a, b)
+    async with fleet(a, b) as client:
+        for version in (1, 2):
+            await client.update(weights.push(version), version)
+            assert set(weights.servers.values()) == {str(version)}
+            for session in "ab":
+                await ask(client, session)
+            assert {server.bodies[-1]["cache_salt"] for server in (a, b)} == {f"version {version}"}
+        assert len(weights.pushes) == 4, "each server is given each version once"
+
+
+async def test_the_same_version_of_other_weights_is_given_too():
+    server = Loopback()
+    weights = Weights(server)
+    async with fleet(server) as client:
+        for _ in range(2):
+            await client.update(weights.push(0), 0)
+        assert weights.pushes == [(server.url, 0)] * 2
+
+
+async def test_an_update_passes_over_a_server_that_is_out_and_makes_up_for_it():
+    mortal, other = Loopback(), Loopback()
+    weights = Weights(mortal, other)
+    async with fleet(mortal, other) as client:
+        await client.update(weights.push(1), 1)
+        await mortal.stop()
+        await until(lambda: out(client) == [mortal.url])
+        await client.update(weights.push(2), 2)
+        assert weights.servers == {mortal: "1", other: "2"}
+        weights.servers[mortal] = "default"
+        await mortal.start()
         await until(lambda: not out(client))
-        await ask(client, "b")
-        assert behind.bodies[-1]["cache_salt"] == "version 7"
+        assert weights.servers[mortal] == "2"
+        before = mortal.asked[TOKENS]
+        for i in range(4):
+            await ask(client, f"{i}")
+        assert mortal.asked[TOKENS] > before
+        assert mortal.bodies[-1]["cache_salt"] == "version 2"
+
+
+async def test_an_update_waits_for_a_server_that_is_well():
+    server = Loopback()
+    weights = Weights(server)
+    async with fleet(server) as client:
+        await server.stop()
+        await until(lambda: out(client) == [server.url])
+        task = asyncio.create_task(client.update(weights.push(1), 1))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        await server.start()
+        await task
+        assert weights.servers[server] == "1"
+
+
+async def test_a_push_that_fails_is_made_again():
+    server = Loopback()
+    weights = Weights(server)
+    async with fleet(server) as client:
+        weights.refusing.set()
+        task = asyncio.create_task(client.update(weights.push(1), 1))
+        await until(lambda: len(weights.pushes) == 2)
+        weights.refusing.clear()
+        await task
+        assert (weights.servers[server], out(client)) == ("1", [])
+
+
+async def test_an_update_that_every_server_refuses_is_an_error_with_the_reason():
+    server = Loopback()
+    weights = Weights(server)
+    async with fleet(server) as client:
+        weights.refusing.set()
+        with pytest.raises(InferenceError, match=f"no server takes version 1: {server.url}: .*HTTP 500: no room"):
+            await client.update(weights.push(1), 1)
+        assert len(weights.pushes) == PUSHES
+
+
+async def test_after_a_failed_push_a_server_is_given_the_weights_whatever_it_says():
+    server = Loopback()
+    weights = Weights(server)
+    async with fleet(server) as client:
+        await client.update(weights.push(1), 1)
+        weights.refusing.set()
+        weights.servers[server] = "default"
+        await until(lambda: out(client) == [server.url])
+        weights.servers[server] = "1"
+        weights.refusing.clear()
+        made = len(weights.pushes)
+        await until(lambda: not out(client))
+        assert len(weights.pushes) > made
+
+
+async def test_a_server_that_was_left_paused_is_given_the_weights_again():
+    server = Loopback(**{"/is_paused": (200, {"is_paused": False})})
+    weights = Weights(server)
+    async with fleet(server) as client:
+        await client.update(weights.push(1), 1)
+        server.answers["/is_paused"] = (200, {"is_paused": True})
+        await until(lambda: len(weights.pushes) > 1)
+
+
+async def test_of_two_updates_at_once_the_later_one_stays():
+    server = Loopback()
+    weights = Weights(server)
+    async with fleet(server) as client:
+        first = asyncio.create_task(client.update(weights.push(1), 1))
+        await until(lambda: len(weights.pushes) == 1)
+        await client.update(weights.push(2), 2)
+        await first
+        assert weights.servers[server] == "2"
+
+
+async def test_an_engine_that_hangs_behind_a_healthy_front_is_found_out():
+    async def hang(body: Any) -> Any:
+        await asyncio.Event().wait()
+
+    stuck, other = Loopback(**{"/is_paused": hang}), Loopback()
+    async with fleet(stuck, other, patience=0.1) as client:
+        await until(lambda: out(client) == [stuck.url])
+
+
+class Restarter:
+    """Starts a stopped server again, with the weights of its start, unless it is broken; counts how often it was asked to."""
+
+    def __init__(self, server: Loopback) -> None:
+        self.server, self.weights, self.asked, self.broken = server, Weights(server), 0, False
+
+    async def __call__(self, url: str) -> None:
+        assert url == self.server.url
+        self.asked += 1
+        if self.broken:
+            raise InferenceError("vLLM ended instead of starting: no memory")
+        self.weights.servers[self.server] = "0"
+        await self.server.start()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_a_server_of_our_own_is_started_again_and_given_the_weights(version: int):
+    """Also where the weights of its start are called what the present ones are called."""
+    gate = Gate()
+    server = Loopback(**{TOKENS: gate})
+    restarter = Restarter(server)
+    async with fleet(server, restart=restarter) as client:
+        await client.update(restarter.weights.push(version), version)
+        task = asyncio.create_task(ask(client, "a"))
+        await until(lambda: gate.waiting == 1)
+        await server.stop()
+        gate.open.set()
+        assert len((await task).tokens) == 4
+        assert restarter.weights.pushes == [(server.url, version)] * 2
+        assert restarter.asked == 1
+
+
+async def test_what_does_not_start_again_is_given_up_and_every_call_says_why():
+    server = Loopback()
+    restarter = Restarter(server)
+    async with fleet(server, restart=restarter) as client:
+        restarter.broken = True
+        waiting = asyncio.create_task(ask(client, "waiting"))
+        await server.stop()
+        calls = [waiting, asyncio.create_task(ask(client, "later")), asyncio.create_task(client.update(restarter.weights.push(1), 1))]
+        why = f"given up after {RESTARTS} restarts in a row: vLLM ended instead of starting: no memory"
+        for error in (await asyncio.gather(*calls, return_exceptions=True))[1:]:
+            assert isinstance(error, InferenceError)
+            assert why in str(error)
+        assert restarter.asked == RESTARTS
+
+
+async def test_what_fails_after_every_restart_is_given_up():
+    server = Loopback(**{"/health": (503, None)})
+    restarter = Restarter(server)
+
+    async def again(url: str) -> None:
+        await server.stop()
+        await restarter(url)
+
+    async with fleet(server, restart=again) as client:
+        await until(lambda: bool(out(client)))
+        with pytest.raises(InferenceError, match=f"given up after {RESTARTS} restarts in a row: /health answers HTTP 503"):
+            await ask(client, "a")
+        assert restarter.asked == RESTARTS
