@@ -22,7 +22,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train eval report check-env ablation control smoke bench bench-kernels bench-sandbox vllm sandbox-image golden notebooks test test-fast lint types lock clean
+.PHONY: help train eval report check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,15 @@ bench-kernels: $(VENV)/bench  ## speed of grouping states and of every rule of c
 
 bench-sandbox: $(VENV)/dev  ## starts, commands, forks and snapshots of the sandboxes that work here, beside bare processes: ARGS="--docker --idle 512"
 	$(BIN)/python -m experiments.bench_sandbox $(ARGS)
+
+bench-inference: $(VENV)/dev .venv-vllm/pins  ## speed of the embedded engine beside vLLM on CPUs, cost of the client, time of a weight push
+	$(BIN)/python -m experiments.bench_inference $(ARGS)
+
+agreement: $(VENV)/dev .venv-vllm/pins  ## log-probs of 10,000 sampled tokens, across updates in flight: engine and vLLM against the trainer
+	$(BIN)/python -m experiments.agreement $(ARGS)
+
+chaos: $(VENV)/dev  ## break servers, boxes and the trainer while they run, and audit the episodes: ARGS="--only sandboxes --times 1"
+	$(BIN)/python -m experiments.chaos $(ARGS)
 
 vllm: $(VENV)/dev  ## install vLLM for CPUs into an environment of its own, .venv-vllm: two minutes, 1.9 GB (Python 3.11)
 	$(BIN)/python -m agentrl_jax.inference.vllm_server install .venv-vllm

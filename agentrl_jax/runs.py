@@ -13,6 +13,7 @@ from typing import Any
 from agentrl_jax import config
 from agentrl_jax.config import ConfigError, Experiment
 from agentrl_jax.data.frames import StoreError
+from agentrl_jax.inference.protocol import InferenceError
 from agentrl_jax.learner.checkpoint import CheckpointError
 from agentrl_jax.models.hf_config import PretrainedError
 from agentrl_jax.report.load import CONFIG
@@ -28,7 +29,7 @@ FREE = ("name", "root", "checkpoint_every", "evaluate", "rollout.slots", "rollou
 """What may change when a run is resumed."""
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-ERRORS = (ConfigError, StoreError, CheckpointError, MetricsError, PretrainedError, CollectError, SandboxError)
+ERRORS = (ConfigError, StoreError, CheckpointError, MetricsError, PretrainedError, CollectError, SandboxError, InferenceError)
 """What a person can mend: told in one line, without a traceback. So is trouble with a file or a full disk."""
 
 

@@ -73,7 +73,7 @@ def test_boxes_that_die_cost_a_second_try_and_change_nothing(tmp_path: Path, fin
     assert spoilt
     assert all(episode.step == 2 and episode.outcome is None for episode in spoilt)
     tried_again = {f"{episode.id}~1" for episode in spoilt}
-    assert {episode.id for episode in episodes if episode.counters.get("retries")} == tried_again
+    assert {episode.id for episode in episodes if episode.counters.get("retried_sandbox_failed")} == tried_again
     assert (tmp_path / "tiny/policy/model.safetensors").read_bytes() == (finished / "policy/model.safetensors").read_bytes()
 
 

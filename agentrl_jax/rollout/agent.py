@@ -62,7 +62,7 @@ class Job:
     """One episode to be run.
 
     key:     unique within a run; also names the session at the sampler
-    attempt: how many tries infrastructure spoilt before this one
+    spoilt:  how infrastructure ended the attempts before this one
     """
 
     key: str
@@ -70,12 +70,12 @@ class Job:
     group: str
     seed: int
     step: int
-    attempt: int = 0
+    spoilt: tuple[Ending, ...] = ()
 
     @property
     def id(self) -> str:
         """Id of the episode: each attempt is an episode of its own."""
-        return f"{self.key}~{self.attempt}" if self.attempt else self.key
+        return f"{self.key}~{len(self.spoilt)}" if self.spoilt else self.key
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ async def run_episode(
     """
     log = _Log(job, limits.deadline, sink)
     log.timings["queue"] = queued
-    if job.attempt:
-        log.counters["retries"] = job.attempt
+    log.counters.update(f"retried_{ending.value}" for ending in job.spoilt)
     try:
         ending, outcome = await _attempt(parts, limits, temperature, log)
     except asyncio.CancelledError:

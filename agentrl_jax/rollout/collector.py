@@ -103,6 +103,6 @@ async def _tried(job: Job, parts: Parts, settings: RolloutSettings, *, queued: f
     """The first attempt that infrastructure did not spoil, or the last one."""
     while True:
         episode = await run_episode(job, parts, settings.limits, temperature=settings.temperature, queued=queued, sink=sink)
-        if not episode.ending.infrastructure or job.attempt == settings.retries:
+        if not episode.ending.infrastructure or len(job.spoilt) == settings.retries:
             return episode
-        job = replace(job, attempt=job.attempt + 1)
+        job = replace(job, spoilt=(*job.spoilt, episode.ending))

@@ -60,7 +60,7 @@ async def test_a_spoilt_episode_is_tried_again_with_the_same_seed():
     episodes = await collect(jobs, parts(backend=Boxes("start", spoilt=2)), SETTINGS, sink=events.append)
     assert all(e.usable for e in episodes)
     assert [e.seed for e in episodes] == [job.seed for job in jobs]
-    assert sum(e.counters.get("retries", 0) for e in episodes) == 2
+    assert sum(e.counters.get("retried_sandbox_failed", 0) for e in episodes) == 2
     started = [e.episode for e in events if isinstance(e, Start)]
     assert sorted(started) == sorted({*started})
     assert len(started) == 5

@@ -1,0 +1,13 @@
+"""A sample of `make chaos`: the trainer killed at random moments."""
+
+import pytest
+
+from experiments.chaos import trainer
+
+pytestmark = [pytest.mark.real("bwrap"), pytest.mark.slow]
+
+
+def test_a_run_that_was_killed_becomes_the_run_that_never_was():
+    (row,) = trainer.run(times=2)
+    assert row.times == 2
+    assert row.episodes >= 20
