@@ -269,7 +269,8 @@ class Box:
             on_failure.callback(guest.close)
             await asyncio.wait({guest.answer}, timeout=START)
             if not guest.answer.done() or guest.gone:
-                raise SandboxError(CLOSED if self._closed else explain(read_all(errors.fileno()) or f"no answer within {START:g} s"))
+                silence = "it was killed" if guest.gone else f"no answer within {START:g} s"
+                raise SandboxError(CLOSED if self._closed else explain(read_all(errors.fileno()) or silence))
             on_failure.pop_all()
         return guest
 

@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from agentrl_jax.sandbox.protocol import Limits, SandboxError
 T = TypeVar("T")
 STARTS_AT_ONCE = 4  # an engine starts no more containers a second when asked for more at once
 START = 60.0  # seconds for what should take less than one
-OWNER, PLACE = "agentrl_jax.owner", "agentrl_jax.place"
+OWNER, PLACE, MAKER = "agentrl_jax.owner", "agentrl_jax.place", "agentrl_jax.maker"
 FIXED_PROCESSES = 2  # init and the root process, within the container's limit
 SPARE = 64 << 20  # bytes of memory for the root process and the kernel, so that full files never leave too little for a command
 BOOT = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
@@ -84,6 +85,8 @@ class Engine:
         self._threads = ThreadPoolExecutor(2 * STARTS_AT_ONCE, thread_name_prefix="docker")
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._source = program()
+        # A process may have several of us.
+        self._labels = {PLACE: place(), OWNER: owner(os.getpid()) or "", MAKER: secrets.token_hex(8)}
 
     async def start(self, limits: Limits, files_of: str | None = None) -> Container:
         """A new container, or one that sees the files of another. Raises SandboxError."""
@@ -119,17 +122,26 @@ class Engine:
 
     async def reap(self) -> None:
         """Remove the containers and files whose owner, a process here, is gone."""
-        here = {"label": f"{PLACE}={place()}"}
-        for container in await self._call(self._client.containers, all=True, filters=here):
-            if _orphaned(container["Labels"]):
-                await self._remove(container["Id"])
-        for volume in (await self._call(self._client.volumes, filters=here))["Volumes"] or ():
-            if _orphaned(volume["Labels"]):
-                await self._unless(404, 409, self._client.remove_volume, volume["Name"])
+        await self._sweep(PLACE, _orphaned)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._threads.shutdown)
-        self._client.close()
+        """Remove what is left of ours, as an engine that was restarted may have kept some of it, and hang up."""
+        try:
+            with suppress(SandboxError):  # an engine that is gone
+                await self._sweep(MAKER, lambda _: True)
+        finally:
+            await asyncio.to_thread(self._threads.shutdown)
+            self._client.close()
+
+    async def _sweep(self, label: str, dead: Callable[[Mapping[str, str]], bool]) -> None:
+        """Remove the containers and files that have this label as ours have it, if their labels say that they are dead."""
+        like_ours = {"label": f"{label}={self._labels[label]}"}
+        for container in await self._call(self._client.containers, all=True, filters=like_ours):
+            if dead(container["Labels"]):
+                await self._remove(container["Id"])
+        for volume in (await self._call(self._client.volumes, filters=like_ours))["Volumes"] or ():
+            if dead(volume["Labels"]):
+                await self._unless(404, 409, self._client.remove_volume, volume["Name"])
 
     async def _unless(self, first: int, second: int, function: Callable[..., object], *args: object, **kwargs: object) -> int | None:
         """A call to which an HTTP error with one of two numbers is an answer; that number, or None."""
@@ -176,7 +188,7 @@ class Engine:
             "Hostname": "box",
             "Entrypoint": ["python3", "-I", "-S", "-c", BOOT, str(len(self._source))],
             "Cmd": [],
-            "Labels": _labels(),
+            "Labels": self._labels,
             "AttachStdin": True,
             "AttachStdout": True,
             "AttachStderr": True,
@@ -198,23 +210,18 @@ class Engine:
                 "ShmSize": limits.disk,
                 "Sysctls": {"kernel.shm_rmid_forced": "1"},  # shared memory ends with its last process
                 "VolumesFrom": [files_of] if files_of else [],
-                "Mounts": [] if files_of else [_volume(path, limits, options) for path, options in files.items()],
+                "Mounts": [] if files_of else [self._volume(path, limits, options) for path, options in files.items()],
             },
         }
 
-
-def _labels() -> dict[str, str]:
-    return {PLACE: place(), OWNER: owner(os.getpid()) or ""}
+    def _volume(self, path: str, limits: Limits, options: str) -> dict[str, Any]:
+        """Files in memory as a volume without a name: unlike in `Tmpfs`, a second container can see them, and they go with the last."""
+        options = f"size={limits.disk},nr_inodes={limits.inodes + 1},nosuid,nodev,{options}"
+        driver = {"Name": "local", "Options": {"type": "tmpfs", "device": "tmpfs", "o": options}}
+        return {"Type": "volume", "Target": path, "VolumeOptions": {"NoCopy": True, "Labels": self._labels, "DriverConfig": driver}}
 
 
 def _orphaned(labels: Mapping[str, str]) -> bool:
     """Whether the owner in the labels, a process of this place, is gone."""
     label = labels.get(OWNER, "")
     return not label or owner(int(label.split()[0])) != label
-
-
-def _volume(path: str, limits: Limits, options: str) -> dict[str, Any]:
-    """Files in memory as a volume without a name: unlike the engine's `Tmpfs`, a second container can see it, and it goes with the last."""
-    options = f"size={limits.disk},nr_inodes={limits.inodes + 1},nosuid,nodev,{options}"
-    driver = {"Name": "local", "Options": {"type": "tmpfs", "device": "tmpfs", "o": options}}
-    return {"Type": "volume", "Target": path, "VolumeOptions": {"NoCopy": True, "Labels": _labels(), "DriverConfig": driver}}

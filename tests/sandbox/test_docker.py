@@ -354,6 +354,23 @@ async def test_a_container_that_is_removed_is_an_infrastructure_fault(backend: D
     assert await (await backend.start({"a": b"2"})).get("a") == b"2"
 
 
+@real
+async def test_what_an_engine_kept_of_a_backend_goes_with_it_and_nothing_of_another(client: Any):
+    async with Docker() as other:
+        kept = await other.start({"a": b"1"})
+        async with Docker() as backend:
+            before = set(owned(client, os.getpid()))
+            await backend.start()
+            (name,) = set(owned(client, os.getpid())) - before
+            labels = client.inspect_container(name)["Config"]["Labels"]
+            config = {"Image": docker_image.find_image(client), "Cmd": ["sleep", "1000"], "Labels": labels}
+            client.create_container_from_config(config, f"test-{secrets.token_hex(4)}")  # as after a restart: known to the engine alone
+            client.create_volume(labels=labels)
+        assert set(owned(client, os.getpid())) == before
+        assert len(volumes(client, os.getpid())) == 2
+        assert (await kept.exec(["cat", "a"])).output == b"1"
+
+
 class Relay:
     """The engine as seen over TCP, until the line is cut."""
 
