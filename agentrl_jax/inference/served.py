@@ -37,7 +37,7 @@ class Served:
     venv:     environment that vLLM is installed in (`make vllm`)
     urls:     servers that already run, started for a model folder of this policy's shape (docs/weights.md); they are given its weights
     through:  how weights reach the servers, see `publish.push`
-    patience: seconds after which a server that does not answer a health check counts as dead
+    patience: seconds that an answer to a health check may take; a server that takes longer twice in a row counts as dead
 
     Entering raises InferenceError where a server does not start or answer, or where its log-probs are not those of our own forward.
     `own` is the server that was started here, if one was.
@@ -52,7 +52,7 @@ class Served:
         venv: Path | str = ".venv-vllm",
         urls: Sequence[str] = (),
         through: Through = "memory",
-        patience: float = 30.0,
+        patience: float = 20.0,
     ) -> None:
         self.stats = Stats()
         self.own: Restartable | None = None

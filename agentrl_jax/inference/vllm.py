@@ -68,7 +68,7 @@ class VLLM:
     concurrency: requests that run at a server at once, best its --max-num-seqs; others wait here, which `Completion.queued` counts
     deadline:    seconds for one completion, retries and waiting included
     poll:        seconds from one health check of a server to the next
-    patience:    seconds that an answer to a health check may take
+    patience:    seconds that an answer to a health check may take, twice in a row
     restart:     kills the server at a URL and starts it again with the weights of its start; None for servers that others look after
 
     Entering raises InferenceError for a server that does not answer or is no vLLM: all of `urls` have to be up once.
@@ -253,10 +253,16 @@ class VLLM:
             await self._give(server, self._push, self._version)
 
     async def _look(self, server: Endpoint, path: str) -> httpx.Response:
-        try:
-            return await self._http.get(server.url + path, timeout=self._patience)
-        except httpx.RequestError as error:
-            raise ServerError(f"{path}: {_told(error)}") from error
+        """Asks twice: while a step trains our own event loop stands still, and then an answer may lie there too late."""
+        for last in (False, True):
+            try:
+                return await self._http.get(server.url + path, timeout=self._patience)
+            except httpx.TimeoutException:
+                if last:
+                    raise ServerError(f"{path}: no answer in {self._patience:g} s, twice") from None
+            except httpx.RequestError as error:
+                raise ServerError(f"{path}: {_told(error)}") from error
+        raise AssertionError
 
     async def _give(self, server: Endpoint, push: Push, version: int) -> None:
         """Where it fails, the server may have any weights, or be paused: it is given them anew however well it looks."""

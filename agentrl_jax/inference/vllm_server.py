@@ -185,7 +185,7 @@ def _checked(folder: Path, venv: Path) -> Path:
     """Python of the environment, after a look at what can be known before minutes are spent."""
     if not (folder / "config.json").is_file():
         raise InferenceError(f"{folder}: no config.json there; name the folder of a Hugging Face model")
-    if not any(venv.glob("lib/python3*/site-packages/vllm/__init__.py")):
+    if not installed(venv):
         raise InferenceError(f"{venv}: no vLLM there; run `python -m agentrl_jax.inference.vllm_server install {venv}`")
     return venv.absolute() / "bin" / "python"
 
@@ -277,6 +277,11 @@ async def _end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
+
+
+def installed(venv: Path) -> bool:
+    """Whether there is a vLLM in this environment."""
+    return any(venv.glob("lib/python3*/site-packages/vllm/__init__.py"))
 
 
 def install(venv: Path) -> None:

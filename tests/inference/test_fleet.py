@@ -189,6 +189,25 @@ async def test_calls_leave_a_server_that_stops_answering_health_checks():
         await until(lambda: stuck.hung_up > 0)
 
 
+async def test_one_answer_that_comes_too_late_is_no_fault():
+    """It may be us who were late to read it."""
+    late = iter([0.5])
+
+    async def health(body: Any) -> Any:
+        await asyncio.sleep(next(late, 0))
+        return 200, None
+
+    server, restarted = Loopback(**{"/health": health}), list[str]()
+
+    async def restart(url: str) -> None:
+        restarted.append(url)
+
+    async with fleet(server, patience=0.2, restart=restart) as client:
+        await until(lambda: server.asked["/health"] > 3)
+        assert not out(client)
+    assert not restarted
+
+
 async def test_while_no_server_is_well_calls_wait():
     server = Loopback()
     async with fleet(server) as client:
