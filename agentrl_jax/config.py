@@ -226,6 +226,7 @@ class Experiment:
     seed:        every random choice of the run derives from it
     steps:       training steps
     row_length:  tokens of a training row; several episodes are packed into one
+    turn_reward: `TurnRewardFn`: scores single turns; None where only the outcome counts
     inference:   `(policy, *, context_limit, slots) -> Serving`: what episodes sample from, see `inference.serving`
     sandbox:     makes the backend that starts boxes
     checkpoint_every: steps between checkpoints
@@ -254,6 +255,7 @@ class Experiment:
     limits: Limits = Limits()
     optimizer: Optimizer = Optimizer()
     evaluate: Evaluate = Evaluate()
+    turn_reward: Callable[..., Any] | None = None
     inference: Callable[..., Any] = embedded
     sandbox: Callable[..., Any] = Bubblewrap
     checkpoint_every: int = 10

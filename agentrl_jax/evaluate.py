@@ -35,7 +35,7 @@ def settings_of(rollout: Rollout, *, temperature: float | None = None) -> Rollou
 
 def parts_of(experiment: Experiment, policy: Policy, backend: Backend, serving: Sampler) -> Parts:
     """What episodes of an experiment run on."""
-    return Parts(experiment.environment, backend, serving, Renderer(policy.tokenizer))
+    return Parts(experiment.environment, backend, serving, Renderer(policy.tokenizer), experiment.turn_reward)
 
 
 def serving_of(experiment: Experiment, policy: Policy) -> Serving:

@@ -14,11 +14,10 @@ from collections.abc import Generator, Iterable
 from random import Random
 
 from agentrl_jax.data.episode import Outcome
-from agentrl_jax.envs.bugfix import LEVELS, SPLITS, BugFix, handed_out
-from agentrl_jax.envs.bugs import bugs, evaluate, functions
-from agentrl_jax.envs.expert import Call, expert
-from agentrl_jax.envs.mutate import fragment, mutations
-from agentrl_jax.envs.protocol import Observation, Task
+from agentrl_jax.envs.bugfix import LEVELS, SPLITS, BugFix
+from agentrl_jax.envs.bugs import bugs, functions
+from agentrl_jax.envs.expert import expert
+from agentrl_jax.envs.protocol import Call, Observation, Task
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.protocol import Backend
 
@@ -75,19 +74,6 @@ async def play(backend: Backend, env: BugFix, task: Task, script: Generator[Call
         await box.close()
 
 
-def wrong_fix(task: Task, rng: Random) -> list[Call]:
-    """An edit of a broken function, tests, submit: the edit does not satisfy the hidden tests, as this side knows."""
-    function, *right = rng.choice(task.hidden["edits"])
-    source = handed_out(task)[function]
-    cases = [case for case in task.hidden["cases"] if case.function == function]
-    while True:
-        mutation = rng.choice(mutations(source))
-        edit = fragment(source, mutation)
-        results = evaluate(mutation.apply(source), function, tuple(case.arguments for case in cases))
-        if edit not in (None, tuple(right)) and results != [case.want for case in cases]:
-            return [("edit", {"function": function, "old": edit[0], "new": edit[1]}), ("test", {}), ("submit", {})]
-
-
 async def cheat(backend: Backend, env: BugFix, task: Task, code: str) -> Outcome:
     """The outcome of the task's files with `code` in front of the first."""
     path = env.settings.files[0]
@@ -106,7 +92,7 @@ async def row(backend: Backend, level: int, split: str, tasks: int) -> list[floa
 
     async def one(seed: int) -> tuple[float, float, float, float, bool, float]:
         task, rng = env.task(seed, split), Random(seed)
-        scripts = [scripted(env.gold(task)), scripted([("submit", {})]), scripted(wrong_fix(task, rng)), expert(env, task, rng)]
+        scripts = [scripted(env.gold(task)), scripted([("submit", {})]), scripted(env.wrong(task)), expert(env, task, rng)]
         async with gate:
             (gold, _), (null, _), (wrong, read), (tried, _) = [await play(backend, env, task, script) for script in scripts]
             cheated = await cheat(backend, env, task, list(CHEATS.values())[seed % len(CHEATS)])

@@ -10,7 +10,7 @@ encoded by itself: where a text begins or ends in white space, encoding the whol
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,7 +76,7 @@ class Renderer:
         """The bytes of a sampled `turn` i32[n] without its closing `<|im_end|>`, for `parse_call`."""
         return self.tokenizer.decode_bytes(turn[:-1] if self._closed(turn) else turn)
 
-    def call(self, name: str, arguments: dict[str, object]) -> NDArray[np.int32]:
+    def call(self, name: str, arguments: Mapping[str, object]) -> NDArray[np.int32]:
         """i32[n]: a whole turn that makes this call, as a scripted policy writes it."""
         return self.tokenizer.encode_markup(render_call(name, arguments) + "<|im_end|>")
 

@@ -8,7 +8,7 @@ Splits: "train"; "held_out", tasks (files and tests as a whole) never in train; 
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 from agentrl_jax.chat.tools import Tool
 from agentrl_jax.data.episode import Outcome
 from agentrl_jax.envs import inbox
-from agentrl_jax.envs.bugs import HELD_OUT, Bug, Function, bugs, functions, share
-from agentrl_jax.envs.protocol import Observation, Task
+from agentrl_jax.envs.bugs import HELD_OUT, Bug, Function, bugs, evaluate, functions, share
+from agentrl_jax.envs.mutate import fragment, mutations
+from agentrl_jax.envs.protocol import Call, Observation, Task
 from agentrl_jax.envs.verify import SECONDS, Case, script, verify
 from agentrl_jax.sandbox.protocol import Sandbox
 
@@ -140,9 +141,16 @@ class BugFix:
         where = " and ".join(f"{path} ({', '.join(f.name for f in placed[path])})" for path in placed)
         return f"Fix the {'bug' if len(broken) == 1 else f'{len(broken)} bugs'} in {where}."
 
-    def gold(self, task: Task) -> list[tuple[str, dict[str, Any]]]:
-        edits = [("edit", {"function": function, "old": old, "new": new}) for function, old, new in task.hidden["edits"]]
-        return [*edits, ("submit", {})]
+    def gold(self, task: Task) -> list[Call]:
+        return [*map(_edit, task.hidden["edits"]), ("submit", {})]
+
+    def wrong(self, task: Task) -> list[Call]:
+        """The right edits but one: that one satisfies the visible tests where an edit does that and not the hidden ones, else neither."""
+        rng = Random(task.id)
+        broken, *others = rng.sample(task.hidden["edits"], len(task.hidden["edits"]))
+        edits = list(_wrong_edits(task, broken))
+        unseen = [edit for passes, edit in edits if passes]
+        return [*map(_edit, others), _edit(rng.choice(unseen or [edit for _, edit in edits])), ("test", {}), ("submit", {})]
 
     async def step(self, task: Task, name: str, arguments: Mapping[str, Any], box: Sandbox) -> Observation:
         texts = {key: str(value) for key, value in arguments.items()}
@@ -179,6 +187,27 @@ class BugFix:
         if result.killed or not report:
             return Observation(f"error: {result.killed or 'crashed'}", count="tool_errors", state=state)
         return Observation(_clip(report), count="tool_errors" if report.startswith("error:") else None, state=state)
+
+
+def _edit(edit: Sequence[str]) -> Call:
+    return "edit", dict(zip(("function", "old", "new"), edit, strict=True))
+
+
+def _wrong_edits(task: Task, right: Sequence[str]) -> Iterator[tuple[bool, tuple[str, str, str]]]:
+    """Edits of a broken function that the hidden tests fail, and whether the visible ones pass."""
+    function = right[0]
+    source = handed_out(task)[function]
+    cases = {kind: [case for case in task.hidden[kind] if case.function == function] for kind in ("visible", "cases")}
+    both = cases["visible"] + cases["cases"]
+    for mutation in mutations(source):
+        edit = fragment(source, mutation)
+        if edit is None or (function, *edit) == tuple(right):
+            continue
+        results = evaluate(mutation.apply(source), function, tuple(case.arguments for case in both))
+        passed = [got == case.want for got, case in zip(results, both, strict=True)]
+        shown = len(cases["visible"])
+        if not all(passed[shown:]):
+            yield all(passed[:shown]), (function, *edit)
 
 
 def handed_out(task: Task) -> dict[str, str]:

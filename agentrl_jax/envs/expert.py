@@ -10,13 +10,11 @@ import re
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from agentrl_jax.envs.bugfix import BugFix, Level, handed_out
 from agentrl_jax.envs.mutate import fragment, mutations
-from agentrl_jax.envs.protocol import Observation, Task
+from agentrl_jax.envs.protocol import Call, Observation, Task
 
-Call = tuple[str, dict[str, Any]]
 Edit = tuple[str, str]  # old, new
 
 

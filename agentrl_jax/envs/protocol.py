@@ -1,12 +1,12 @@
 """One environment: tasks by seed, tools the policy may call, a verifier that scores a fork after the episode."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from agentrl_jax.chat.tools import Tool
 from agentrl_jax.data.episode import Outcome
-from agentrl_jax.sandbox.protocol import Sandbox
+from agentrl_jax.sandbox.protocol import Limits, Sandbox
 
 
 class GraderError(Exception):
@@ -15,18 +15,22 @@ class GraderError(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """One task. What the policy sees is `prompt` and `files`; `hidden` stays on the host.
+    """One task. What the policy sees is `prompt` and `files`; `hidden` and `privileged` stay on the host.
 
-    id:     unique and reproducible: the same id is the same task on every machine
-    prompt: first observation, plain text
-    files:  what the box starts with, relative to /workspace
-    hidden: the verifier's data; never enters the policy's box
+    id:         unique and reproducible: the same id is the same task on every machine
+    prompt:     first observation, plain text
+    files:      what the box starts with, relative to /workspace
+    hidden:     the verifier's data; never enters the policy's box
+    limits:     of the box; None for the backend's usual ones
+    privileged: what a critic may be told in training that the policy never sees, such as the solution
     """
 
     id: str
     prompt: str
     files: Mapping[str, bytes]
     hidden: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    limits: Limits | None = None
+    privileged: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ class Observation:
     done: bool = False
     count: str | None = None
     state: str | None = None
+
+
+Call: TypeAlias = tuple[str, Mapping[str, Any]]
+"""A tool call: the tool's name and its arguments."""
+
+TurnRewardFn: TypeAlias = Callable[[Task, Call, Observation], Awaitable[float | None]]
+"""Reward of one turn, by the call and what it was answered; None for none. Raises InferenceError where a judge does not answer."""
 
 
 @runtime_checkable
@@ -70,6 +81,11 @@ class Environment(Protocol):
         """Score a fork of `box`. Raises SandboxError, or GraderError where the gold solution fails too."""
         ...
 
-    def gold(self, task: Task) -> list[tuple[str, dict[str, Any]]]:
+    def gold(self, task: Task) -> Sequence[Call]:
         """Tool calls that solve the task, ending in submit (for `make check-env` and the scripted expert)."""
+        ...
+
+    def wrong(self, task: Task) -> Sequence[Call]:
+        """Tool calls of someone who did some of the work, ending in submit: all that the policy can check looks right, and the task is
+        not solved."""
         ...

@@ -55,7 +55,11 @@ def _of_episodes(phase: str, whose: str) -> tuple[Metric, ...]:
         ("invalid_turns", "fraction", "turns whose action did not parse or named no tool"),
         ("tampered", "episodes", "those in which the verifier saw tampering"),
         ("component/*", "reward", "mean of a named part of the reward over the usable episodes that have it"),
-        ("count/*", "events", "sum of a named counter: parse errors, failing tools, tool time-outs, attempts made again after a failed sandbox, ..."),
+        (
+            "count/*",
+            "events",
+            "sum of a named counter: parse errors, failing tools, tool time-outs, attempts made again by cause, ...",
+        ),
         ("share/*", "fraction", "share of the episodes' time: generating, tools, scoring, queueing, ..."),
     )
     endings = tuple((f"ending/{e.value}", "episodes", f"ended by: {e.value.replace('_', ' ')}") for e in Ending)

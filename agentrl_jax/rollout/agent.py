@@ -23,7 +23,7 @@ from agentrl_jax.chat.renderer import Piece, Renderer
 from agentrl_jax.chat.toolcalls import ParseError, parse_call
 from agentrl_jax.data.episode import Author, Ending, Episode, Outcome, Span, Turn, digest
 from agentrl_jax.data.events import Ended, Event, SpanAdded, Start, TurnDone, Unfinished, advance
-from agentrl_jax.envs.protocol import Environment, GraderError, Observation, Task
+from agentrl_jax.envs.protocol import Environment, GraderError, Observation, Task, TurnRewardFn
 from agentrl_jax.inference.protocol import Completion, InferenceError, Sampler, Sampling
 from agentrl_jax.sandbox.protocol import Backend, Sandbox, SandboxError
 
@@ -80,12 +80,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Parts:
-    """What episodes run on."""
+    """What episodes run on. `turn_reward`: scores each turn that was a tool call; None where only the outcome counts."""
 
     environment: Environment
     backend: Backend
     sampler: Sampler
     renderer: Renderer
+    turn_reward: TurnRewardFn | None = None
 
 
 Sink = Callable[[Event], None]
@@ -211,7 +212,7 @@ async def _attempt(parts: Parts, limits: RolloutLimits, temperature: float, log:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_give_back, partial(parts.sampler.release, log.job.key), log)
         async with log.boundary("start", SandboxError):
-            box = await parts.backend.start(task.files)
+            box = await parts.backend.start(task.files, limits=task.limits)
             stack.push_async_callback(_give_back, box.close, log)
         ending = await _play(parts, limits, temperature, log, box)
         async with log.boundary("score", GraderError):
@@ -288,6 +289,10 @@ async def _act(parts: Parts, sampled: NDArray[np.int32], log: _Log, box: Sandbox
     else:
         async with log.boundary("tools", SandboxError):
             observation = await parts.environment.step(log.job.task, call.name, call.arguments, box)
+        if parts.turn_reward is not None:
+            async with log.boundary("judge", InferenceError):
+                reward = await parts.turn_reward(log.job.task, (call.name, call.arguments), observation)
+            log.turn = replace(log.turn, reward=reward)
     if observation.count is not None:
         log.counters[observation.count] += 1
     return observation

@@ -3,20 +3,19 @@
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_jax.chat.renderer import Renderer
 from agentrl_jax.data.episode import Episode
-from agentrl_jax.envs.protocol import Environment, Observation, Task
+from agentrl_jax.envs.protocol import Call, Environment, Observation, Task
 from agentrl_jax.inference.protocol import Completion, InferenceError, Sampling
 from agentrl_jax.rollout.agent import Job, Parts, Sink, nowhere
 from agentrl_jax.rollout.collector import Progress, RolloutSettings, collect
 from agentrl_jax.sandbox.protocol import Backend
 
-Script = Generator[tuple[str, dict[str, Any]], Observation, None]
+Script = Generator[Call, Observation, None]
 """Yields tool calls, each in answer to the observation sent in, of which only the text is known."""
 
 

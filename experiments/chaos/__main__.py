@@ -14,7 +14,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from experiments.chaos import sandboxes, servers, trainer
 from experiments.chaos.audit import HEADER, AuditError, Row

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl_jax.envs.bugfix import LEVELS, BugFix, handed_out
 from agentrl_jax.envs.bugs import evaluate
-from agentrl_jax.envs.expert import Call, expert
-from agentrl_jax.envs.protocol import Observation, Task
+from agentrl_jax.envs.expert import expert
+from agentrl_jax.envs.protocol import Call, Observation, Task
 
 
 def play(env: BugFix, task: Task, seed: int) -> list[tuple[Call, str]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax.data.episode import Author, Ending
 from agentrl_jax.data.events import Ended, Unfinished, fold
-from agentrl_jax.inference.protocol import Completion
+from agentrl_jax.inference.protocol import Completion, InferenceError
 from agentrl_jax.rollout.agent import run_episode, turn_seed
 from tests.rollout.fakes import LIMITS, RENDERER, SUBMIT, TOKENIZER, Boxes, Notebook, Turns, add, job, parts
 
@@ -35,6 +35,24 @@ async def test_an_episode_from_prompt_to_score():
     assert fold(events) == episode
     assert not backend.open
     assert sampler.released == "train-0-0-0"
+
+
+async def test_a_turn_reward_is_given_to_calls_alone():
+    async def letters(task, call, observation):
+        return None if observation.done else float(ord(call[1]["word"]))
+
+    turns = [add("a"), RENDERER.tokenizer.encode("no call"), add("b"), SUBMIT]
+    episode = await run_episode(job(), replace(parts(turns), turn_reward=letters), LIMITS)
+    assert [turn.reward for turn in episode.turns] == [97.0, None, 98.0, None]
+    assert episode.reward == 2.0
+
+
+async def test_a_judge_that_does_not_answer_is_infrastructure():
+    async def silent(task, call, observation):
+        raise InferenceError("no answer")
+
+    episode = await run_episode(job(), replace(parts([add("a"), SUBMIT]), turn_reward=silent), LIMITS)
+    assert (episode.ending, episode.outcome) == (Ending.INFERENCE_FAILED, None)
 
 
 async def test_what_was_sent_is_what_is_trained():
