@@ -23,7 +23,8 @@ from agentrl_jax.sandbox.protocol import Limits, SandboxError
 
 class Docker:
     """A `Backend` on the engine that DOCKER_HOST names (a socket, or TCP without TLS). Its boxes end with `__aexit__`, or with this process
-    however it ends; what an engine's restart or a lost connection may have left is removed at the next `__aenter__` on this machine.
+    however it ends; what an engine's restart or a lost connection may have left is removed by the next backend on this machine, when it
+    opens or when it ends.
 
     image: with `python3` (>= 3.11) and `sh` in its PATH; None for the default one (docker_image.py), which the first use builds
     cpus:  processors that a box may use

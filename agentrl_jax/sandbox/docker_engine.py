@@ -125,10 +125,11 @@ class Engine:
         await self._sweep(PLACE, _orphaned)
 
     async def close(self) -> None:
-        """Remove what is left of ours, as an engine that was restarted may have kept some of it, and hang up."""
+        """Hang up. Before, remove what an engine that was restarted may have kept of ours, or was still making for an owner that died."""
         try:
             with suppress(SandboxError):  # an engine that is gone
                 await self._sweep(MAKER, lambda _: True)
+                await self.reap()
         finally:
             await asyncio.to_thread(self._threads.shutdown)
             self._client.close()

@@ -37,11 +37,12 @@ from experiments.chaos.dockerd import Dockerd, missing
 
 Strike = Callable[[Random], Awaitable[None]]
 
+REPOSITORY = Path(__file__).parent.parent.parent
 JOBS = 12
 EVENTS = 10  # at least as many has every episode
 TESTS = 4  # runs of the tests before the bug is mended, so that there is something to interrupt
 DEADLINE = 90.0  # seconds for all episodes of a round, or for one engine to come back
-GONE = 15.0  # seconds for what a dead client left
+GONE = 30.0  # seconds for what a dead client left
 OUTAGE = 1.0  # seconds at most that an engine is away
 COMMAND = 2.0  # seconds of a hostile command
 # Each stays inside the limits of its box, and all it can reach is its own episode.
@@ -106,11 +107,14 @@ class Place:
         require(pool.stats.live == 0, f"no box is left, found {pool.stats}")
         await self.cleared(os.getpid(), lambda: boxes() - before)
 
-    async def cleared(self, process: int, alive: Callable[[], set[int]]) -> None:
-        """Wait until a process holds nothing here any more."""
+    async def cleared(self, process: int, alive: Callable[[], set[int]], starts: bool = False) -> None:
+        """Wait until a process holds nothing here any more. `starts`: others start meanwhile, who clear away what it left."""
         deadline = asyncio.get_running_loop().time() + GONE
         while left := [*alive(), *await asyncio.to_thread(self.held, process)]:
             require(asyncio.get_running_loop().time() < deadline, f"{self.name}: nothing is left after {GONE:g} s, found {left}")
+            if starts:  # an engine may still be making what the dead asked for
+                async with self.make():
+                    pass
             await asyncio.sleep(0.05)
 
 
@@ -303,7 +307,7 @@ async def client_killed(place: Place, times: int) -> Row:
         with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
             path = Path(folder, "episodes")
             command = [sys.executable, "-m", __name__, place.name, str(path)]
-            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, cwd=REPOSITORY)
             try:
                 with row.within(DEADLINE, f"{row.fault}: its first episode"):
                     while not await asyncio.to_thread(finished, path):
@@ -315,8 +319,7 @@ async def client_killed(place: Place, times: int) -> Row:
                 process.kill()
                 await process.wait()
             with row.within(GONE, f"{row.fault}: what it leaves behind"):
-                async with place.make():  # the next start
-                    await place.cleared(process.pid, lambda: {one for one in started if Path(f"/proc/{one}").exists()})  # noqa: B023
+                await place.cleared(process.pid, lambda: {one for one in started if Path(f"/proc/{one}").exists()}, starts=True)  # noqa: B023
             episodes = list(read(path))
             require_rewards(episodes, 1.0)
             row.episodes += len(episodes)
