@@ -92,7 +92,6 @@ def _vllm() -> str | None:
 
 # Each probe says why the part is missing, or None.
 _PROBES: dict[str, Callable[[], str | None]] = {"bwrap": _bwrap, "chromium": _chromium, "torch": _torch, "docker": _docker, "vllm": _vllm}
-_ON_DEMAND = ("docker", "vllm")  # no package list can bring a Docker engine or an environment of vLLM: only naming them demands them
 
 
 @functools.cache
@@ -107,8 +106,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """`@pytest.mark.real("bwrap")`: skip with the reason where the part is missing; fail if REQUIRE_REAL is 1 or names the part."""
-    required = os.environ.get("REQUIRE_REAL", "").split(",")
+    """`@pytest.mark.real("bwrap")`: skip with the reason where the part is missing; fail under REQUIRE_REAL=1."""
     for mark in item.iter_markers("real"):
         for part in mark.args:
             if part not in _PROBES:
@@ -116,7 +114,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             reason = _missing(part)
             if reason is None:
                 continue
-            if part in required or ("1" in required and part not in _ON_DEMAND):
+            if os.environ.get("REQUIRE_REAL") == "1":
                 pytest.fail(f"REQUIRE_REAL: {part} is missing: {reason}", pytrace=False)
             pytest.skip(f"{part}: {reason}")
 
