@@ -108,7 +108,7 @@ async def serve(
                 await call(http, f"{server.url}/update_weight_version", {"new_version": str(version)})
             yield server
             if _has_ended(process):
-                logger.error("vLLM ended while it was in use: %s", _complaint(log))
+                logger.error("vLLM ended while it was in use; the end of its log:\n%s", _tail(log))
         finally:
             await _end(process)
 
@@ -257,7 +257,11 @@ def _complaint(log: Path) -> str:
     """The first error in a log, and the end of the log."""
     lines = log.read_text("utf-8", "replace").splitlines()
     causes = (found[1] for line in lines if (found := _RAISED.match(line)))
-    return "\n".join([next(causes, "there is no error in its log"), "--- the end of its log:", *lines[-20:]])
+    return "\n".join([next(causes, "there is no error in its log"), "--- the end of its log:", _tail(log)])
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-20:])
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
