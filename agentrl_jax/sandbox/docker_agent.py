@@ -36,6 +36,7 @@ USER = 1000
 QUIET = 0.2  # seconds without output after which a background process that holds the pipe is not waited for
 STOPPING = 5.0  # seconds
 PR_CAPBSET_DROP = 24
+ENVIRONMENT = dict(os.environ)  # the image's own
 OOM_COUNTERS = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")  # cgroup v1, v2
 
 
@@ -127,8 +128,8 @@ def become(request: dict[str, Any], stdin: int, output: int) -> None:
     try:
         for source, target in ((stdin, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # before this container's root process
+        with contextlib.suppress(OSError):
+            os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"1000")  # before this container's root process
         os.setsid()
         os.setgid(USER)
         os.setuid(USER)
@@ -137,7 +138,7 @@ def become(request: dict[str, Any], stdin: int, output: int) -> None:
             resource.setrlimit(limit, (value, value))
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python's own settings would be inherited
             signal.signal(number, signal.SIG_DFL)
-        os.execvpe(request["argv"][0], request["argv"], {**os.environ, **request["env"]})
+        os.execvpe(request["argv"][0], request["argv"], ENVIRONMENT | request["env"])
     except OSError as error:
         os.write(2, os.fsencode(f"{request['argv'][0]}: {error.strerror}\n"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
