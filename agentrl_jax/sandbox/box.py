@@ -30,6 +30,7 @@ ENVIRONMENT = {
     "PATH": "/usr/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",  # of numerical libraries: each thread takes address space, and they would start as many as the host has cores
     "PYTHONHASHSEED": "0",  # the same program prints its sets in the same order
     "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ among the task's files, and no stale one after two edits within a second
 }

@@ -12,18 +12,22 @@ import asyncio
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from agentrl_jax.sandbox.box import Box, filled, pack
 from agentrl_jax.sandbox.namespace import Namespace
 from agentrl_jax.sandbox.protocol import Limits, SandboxError
-from agentrl_jax.sandbox.rootfs import bwrap_version, find_bwrap, find_rootfs
+from agentrl_jax.sandbox.rootfs import bwrap_version, find_bwrap, find_rootfs, held
 
 BOXES_PER_NAMESPACE = 48  # each start of a process copies the namespace's mounts; forks join their parent and may exceed this
 
 
 class Bubblewrap:
     """A `Backend`. Its boxes end with `__aexit__`, or with this process however it ends.
+
+    packages: what Python in the boxes can import besides the standard library, as ("numpy", "pandas"): copied, with all that it requires,
+              from the environment that this process runs in. Such imports take address space: see `Limits.memory`
 
     A command sees a read-only root with tools of the host, `/workspace` and `/tmp` on one size-limited file system in memory, the box's
     processes, and no network. Memory is limited for each process; a box as a whole, and its CPU, could be limited by cgroups only, which
@@ -32,19 +36,27 @@ class Bubblewrap:
     `__aenter__` raises SandboxError, naming the cause and the remedy, where boxes cannot run. There is no fall-back without isolation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, packages: Sequence[str] = ()) -> None:
+        self._packages = tuple(packages)
+        self._held = ExitStack()
         self._namespaces: list[Namespace] = []
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> "Bubblewrap":
         if sys.platform != "linux":
             raise SandboxError(f"the embedded sandbox needs Linux, and this is {platform.system()}: use the Docker backend")
-        self._root = await asyncio.to_thread(find_rootfs)
-        await self._namespace()
+        self._root = await asyncio.to_thread(find_rootfs, self._packages)
+        self._held.enter_context(held(self._root))
+        try:
+            await self._namespace()
+        except BaseException:
+            self._held.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         async with self._lock:
+            self._held.close()
             closing, self._namespaces = self._namespaces, []
             await asyncio.gather(*(namespace.close() for namespace in closing))
 

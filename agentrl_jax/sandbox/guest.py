@@ -156,6 +156,8 @@ def python_program(argv: list[str], env: dict[str, str]) -> tuple[str | bytes, s
     else:
         return None
     sys.argv = rest
+    if "S" not in flags:
+        site.addsitepackages(set())
     if not flags & set("IP"):
         sys.path.insert(0, folder)
     return source, name

@@ -1,6 +1,7 @@
-"""The root file system of the embedded sandbox: the running interpreter, its standard library and some tools of the host.
+"""The root file system of the embedded sandbox: the running interpreter, its standard library, some tools of the host, Python packages.
 
 Copied once into a runtime folder (no network, no root, a few seconds) and found there by every later process. Boxes see it read-only.
+Roots that nobody uses any more, as after an update, are removed when another one is built.
 """
 
 import contextlib
@@ -11,23 +12,29 @@ import os
 import py_compile
 import re
 import shutil
+import site
 import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import Distribution
 from pathlib import Path
 
+from agentrl_jax.sandbox import distributions
 from agentrl_jax.sandbox.protocol import SandboxError
 
 NEEDED_TOOLS = ("sh", "cat", "cp", "find", "head", "sort", "tar")
 OTHER_TOOLS = """
-awk base64 basename bash chmod cmp comm cut date dd df diff dirname du echo egrep env expr false fgrep grep gunzip gzip hostname id
+awk base64 basename bash chmod cmp comm cut date dd df diff dirname du echo egrep env expr false fgrep git grep gunzip gzip hostname id
 join kill ln ls md5sum mkdir mkfifo mktemp mv nl nproc od paste patch pgrep pkill printf ps pwd readlink realpath rm rmdir sed seq setsid
 sha256sum shuf sleep split stat tac tail tee test timeout touch tr true uname uniq wc which whoami xargs yes
 """
 INSIDE = ("guest.py", "keeper.py")  # what runs inside, compiled to /usr/lib/agentrl
+GIT_TEMPLATES = "usr/share/git-core/templates"  # empty, but git complains where it is missing
+UNUSED = 14 * 86400.0  # seconds after which a root that nobody looked for, and nobody holds, is removed
 DEVICES = ("full", "null", "random", "urandom", "zero")
 LEFT_OUT = shutil.ignore_patterns(
     *("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "dist-packages", "config-*"),
@@ -36,6 +43,7 @@ LEFT_OUT = shutil.ignore_patterns(
 ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n",
     "group": "root:x:0:\nuser:x:1000:\n",
+    "gitconfig": "[user]\n\tname = user\n\temail = user@box\n[init]\n\tdefaultBranch = main\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
@@ -72,21 +80,42 @@ def bwrap_version(path: Path) -> str:
     return found[0] if found else "0.0"
 
 
-def find_rootfs() -> Path:
-    """The root file system for this interpreter and host, built at the first call. Raises SandboxError."""
+def find_rootfs(packages: Sequence[str] = ()) -> Path:
+    """The root file system for this interpreter and host, built at the first call. Raises SandboxError.
+
+    packages: what `import` finds besides the standard library, as pip names it; with all that it requires, as installed here
+    """
+    added = distributions.resolve(packages)
     sources = _sources()
     folder = _runtime_folder()
-    target = folder / f"root-{_key(sources)}"
+    target = folder / f"root-{_key(sources, added)}"
     if not _intact(target):
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _intact(target):
-                for leftover in (target, *folder.glob("*.tmp")):  # whoever was building these is dead: the lock is ours
+                for leftover in (target, *folder.glob("*.tmp"), *_unused(folder)):  # whoever was building is dead: the lock is ours
                     shutil.rmtree(leftover, ignore_errors=True)
                 scratch = target.with_suffix(".tmp")
-                _build(scratch, sources)
+                _build(scratch, sources, added)
                 scratch.rename(target)
+    os.utime(target / "files")
     return target
+
+
+@contextlib.contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Meanwhile no other process removes the root as unused."""
+    with open(root / "files") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _unused(folder: Path) -> Iterator[Path]:
+    for root in folder.glob("root-*"):
+        with contextlib.suppress(OSError), open(root / "files") as file:
+            if time.time() - os.fstat(file.fileno()).st_mtime > UNUSED:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield root
 
 
 def _runtime_folder() -> Path:
@@ -113,11 +142,13 @@ def _sources() -> dict[str, Path]:
     return {**programs, "bwrap": find_bwrap(), "python3": Path(os.path.realpath(sys.executable))}
 
 
-def _key(sources: dict[str, Path]) -> str:
-    """Changes with this room's code, the interpreter and the tools."""
+def _key(sources: dict[str, Path], added: Mapping[str, Distribution]) -> str:
+    """Changes with this room's code, the interpreter, the tools and the packages."""
     own = [Path(__file__).with_name(name).read_bytes() for name in (Path(__file__).name, *INSIDE)]
     facts = [(name, str(path), path.stat().st_size, path.stat().st_mtime_ns) for name, path in sorted(sources.items())]
-    return hashlib.sha256(repr((own, sys.version, sysconfig.get_path("stdlib"), facts)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((own, sys.version, sysconfig.get_path("stdlib"), facts, distributions.pins(added))).encode()).hexdigest()[
+        :16
+    ]
 
 
 def _intact(root: Path) -> bool:
@@ -132,8 +163,8 @@ def _count(root: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(root / "usr"))
 
 
-def _build(root: Path, sources: dict[str, Path]) -> None:
-    for name in ("usr/bin", "usr/lib/agentrl", "usr/lib64", "etc", "dev", "proc", "tmp", "var", "workspace"):
+def _build(root: Path, sources: dict[str, Path], added: Mapping[str, Distribution]) -> None:
+    for name in ("usr/bin", "usr/lib/agentrl", "usr/lib64", GIT_TEMPLATES, "etc", "dev", "proc", "tmp", "var", "workspace"):
         (root / name).mkdir(parents=True)
     for name, target in LINKS.items():
         (root / name).symlink_to(target)
@@ -146,10 +177,12 @@ def _build(root: Path, sources: dict[str, Path]) -> None:
     (root / "usr/bin/python").symlink_to("python3")
     stdlib = root / "usr" / sys.platlibdir / f"python{sysconfig.get_python_version()}"
     shutil.copytree(sysconfig.get_path("stdlib"), stdlib, ignore=LEFT_OUT)
-    _copy_libraries([*sources.values(), *stdlib.glob("lib-dynload/*.so")], root)
+    packages = root / site.getsitepackages(["/usr"])[-1][1:]  # where the same interpreter, as /usr/bin/python3, will look
+    distributions.copy(added, packages)
+    _copy_libraries([*sources.values(), *stdlib.glob("lib-dynload/*.so"), *packages.rglob("*.so"), *packages.rglob("*.so.*")], root)
     if (locale := Path("/usr/lib/locale/C.utf8")).is_dir():  # not built into the C library before glibc 2.35
         shutil.copytree(locale, root / "usr/lib/locale/C.utf8")
-    _compile(root, stdlib)
+    _compile(root, stdlib, packages)
     subprocess.run(["chmod", "-R", "u+rwX,go+rX,go-w,ug-s", str(root)], check=True)
     (root / "files").write_text(str(_count(root)))
 
@@ -157,7 +190,7 @@ def _build(root: Path, sources: dict[str, Path]) -> None:
 def _copy_libraries(binaries: Iterable[Path], root: Path) -> None:
     """What the binaries load, to where the loader will look for it. `usr/lib/native` leads to the folder of the C library."""
     listing = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
-    libraries = {Path(path) for path in re.findall(r"(/\S+) \(0x", listing)}
+    libraries = {path for path in map(Path, re.findall(r"(/\S+) \(0x", listing)) if not path.is_relative_to(root)}  # a package's own
     libc = next((path for path in libraries if path.name.startswith(("libc.so", "libc.musl"))), None)
     if libc is None:
         raise SandboxError("`ldd` finds no C library for this interpreter, so the sandbox's root cannot be built; use the Docker backend")
@@ -177,10 +210,10 @@ def _place(library: Path, otherwise: Path) -> Path:
     return Path("usr", *top) if top[0] in ("lib", "lib64") else otherwise / library.name
 
 
-def _compile(root: Path, stdlib: Path) -> None:
+def _compile(root: Path, *folders: Path) -> None:
     """The host's .pyc files came along and hold; what is missing is made now, as boxes could never write it."""
     options = ["-q", "-s", str(root), "-p", "/"]
-    subprocess.run([sys.executable, "-I", "-m", "compileall", *options, str(stdlib)], capture_output=True, check=False)
+    subprocess.run([sys.executable, "-I", "-m", "compileall", *options, *map(str, folders)], capture_output=True, check=False)
     for name in INSIDE:
         target = root / "usr/lib/agentrl" / f"{name}c"
         unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH

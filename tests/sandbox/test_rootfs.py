@@ -1,14 +1,17 @@
 """The read-only root: built once whatever happens meanwhile, and built anew when something is missing."""
 
 import asyncio
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from agentrl_jax.sandbox import bubblewrap, namespace, rootfs
+from agentrl_jax.sandbox import bubblewrap, distributions, namespace, rootfs
 from agentrl_jax.sandbox.protocol import SandboxError
 
 pytestmark = pytest.mark.real("bwrap")
@@ -23,16 +26,95 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_two_processes_build_one_root_and_clear_what_a_killed_one_left(folder: Path):
+def test_two_processes_build_one_root_and_clear_what_others_left(folder: Path):
     runtime = rootfs._runtime_folder()
-    (runtime / "root-0.tmp" / "usr").mkdir(parents=True)
+    (runtime / "root-0.tmp" / "usr").mkdir(parents=True)  # a killed one's
+    for name, age in (("root-unused", 1.01), ("root-held", 1.01), ("root-young", 0.99)):
+        (runtime / name).mkdir()
+        (runtime / name / "files").touch()
+        then = time.time() - age * rootfs.UNUSED
+        os.utime(runtime / name / "files", (then, then))
     builders = [subprocess.Popen([sys.executable, "-c", FIND], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = [builder.communicate(timeout=120)[0].strip() for builder in builders]
+    with rootfs.held(runtime / "root-held"):
+        first, second = [builder.communicate(timeout=120)[0].strip() for builder in builders]
     assert first == second
-    assert sorted(path.name for path in runtime.iterdir()) == ["lock", Path(first).name]
+    assert {path.name for path in runtime.iterdir()} == {"lock", Path(first).name, "root-held", "root-young"}
     Path(first, "usr/bin/cat").unlink()
     assert rootfs.find_rootfs() == Path(first)
     assert Path(first, "usr/bin/cat").exists()
+
+
+@pytest.mark.parametrize("way", ["exec", "exec_fresh"])
+async def test_packages_are_found_by_every_python_of_a_box_that_would_find_them(way: str):
+    check = "import numpy, pytest; print(numpy.linalg.det(numpy.eye(2)), numpy.__file__)"
+    async with bubblewrap.Bubblewrap(packages=("numpy", "pytest")) as backend:
+        run = getattr(await backend.start({"test_a.py": b"def test_a(): assert 1 == 1"}), way)
+        for argv in (["python3", "-c", check], ["python3", "-I", "-c", check], ["sh", "-c", f"python3 -c '{check}'"]):
+            result = await run(argv)
+            assert result.text.startswith("1.0 /usr/lib/python3"), result
+        for argv in (["python3", "-S", "-c", check], ["sh", "-c", f"python3 -S -c '{check}'"]):
+            assert (await run(argv)).text.endswith("ModuleNotFoundError: No module named 'numpy'\n")
+        assert "1 passed" in (await run(["python3", "-m", "pytest", "-q"])).text  # what pytest requires is there
+
+
+async def test_a_root_without_packages_has_none():
+    async with bubblewrap.Bubblewrap() as backend:
+        result = await (await backend.start()).exec(["python3", "-c", "import numpy"])
+    assert result.text.endswith("ModuleNotFoundError: No module named 'numpy'\n")
+    assert rootfs.find_rootfs() != rootfs.find_rootfs(("numpy",))
+
+
+def install(folder: Path, name: str, *requires: str, direct_url: str = "", record: bool = True) -> None:
+    """A distribution of one module, as pip leaves it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / f"{name}.py").write_text("")
+    (info / "METADATA").write_text(
+        "\n".join(["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *map("Requires-Dist: {}".format, requires)])
+    )
+    if direct_url:
+        (info / "direct_url.json").write_text(direct_url)
+    if record:
+        (info / "RECORD").write_text(f"{name}.py,,\n{name}/tests/a.py,,\n../../../bin/{name},,\n{info.name}/METADATA,,\n")
+
+
+def test_what_packages_require_comes_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(tmp_path / "host"))
+    install(tmp_path / "host", "one", "two[more]>=0.5", "absent; python_version < '3'", "absent; extra == 'all'")
+    install(tmp_path / "host", "two", "one", "three; extra == 'more'", "absent; extra == 'other'")
+    install(tmp_path / "host", "three")
+    found = distributions.resolve(["one"])
+    assert distributions.pins(found) == ["one==1.0", "three==1.0", "two==1.0"]
+    distributions.copy(found, tmp_path / "root")
+    copied = {str(path.relative_to(tmp_path / "root")) for path in (tmp_path / "root").rglob("*") if path.is_file()}
+    assert copied == {f"{name}{end}" for name in ("one", "two", "three") for end in (".py", "-1.0.dist-info/METADATA")}
+
+
+def test_packages_that_cannot_be_had_are_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install(tmp_path, "one", "absent>=2; python_version > '3'")
+    install(tmp_path, "linked", direct_url='{"url": "file:///x", "dir_info": {"editable": true}}')
+    install(tmp_path, "system", record=False)
+    for package, message in {
+        "absent": r"needs absent, which is not installed: `pip install 'absent'`",
+        "one": r"needs absent>=2.* \(of one\), which is not installed: `pip install 'absent>=2'`",
+        "one>1": r"needs one>1, and 1.0 is installed: `pip install 'one>1'`",
+        "linked": r"files of linked are not in site-packages",
+        "system": r"files of system are not in site-packages",
+        "no name": r"packages=\('no name',\)",
+    }.items():
+        with pytest.raises(SandboxError, match=message):
+            rootfs.find_rootfs((package,))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git: not on this host")
+async def test_git_keeps_versions_in_a_box():
+    script = """set -e
+        git init --quiet; git add a; git commit --quiet --message one; echo more >> a; git diff > /tmp/patch; git checkout --quiet a
+        git apply /tmp/patch; git status --short; git commit --quiet --all --message two; git log --format=%s; git show HEAD~1:a; cat a"""
+    async with bubblewrap.Bubblewrap() as backend:
+        result = await (await backend.start({"a": b"some\n"})).exec(["sh", "-c", script])
+    assert (result.exit_code, result.text) == (0, " M a\ntwo\none\nsome\nsome\nmore\n")
 
 
 def test_a_folder_that_others_could_write_to_is_refused(folder: Path):
