@@ -144,7 +144,7 @@ def _sources() -> dict[str, Path]:
 
 def _key(sources: dict[str, Path], added: Mapping[str, Distribution]) -> str:
     """Changes with this room's code, the interpreter, the tools and the packages."""
-    own = [Path(__file__).with_name(name).read_bytes() for name in (Path(__file__).name, *INSIDE)]
+    own = [Path(__file__).with_name(name).read_bytes() for name in (Path(__file__).name, "distributions.py", *INSIDE)]
     facts = [(name, str(path), path.stat().st_size, path.stat().st_mtime_ns) for name, path in sorted(sources.items())]
     return hashlib.sha256(repr((own, sys.version, sysconfig.get_path("stdlib"), facts, distributions.pins(added))).encode()).hexdigest()[
         :16
