@@ -191,13 +191,17 @@ def _checked(folder: Path, venv: Path) -> Path:
 
 
 def _options(folder: Path, port: int, context_limit: int | None, slots: int, cache_bytes: int) -> list[str]:
+    limit = context_limit or json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     values = {
         "model": folder.absolute(),
         "served-model-name": MODEL_NAME,
         "host": "127.0.0.1",
         "port": port,
         "dtype": "float32",
+        "max-model-len": limit,
         "max-num-seqs": slots,
+        # Every prompt is prefilled in one piece: vLLM's engine dies of a seeded one that is split (torch's CPU generators have no offset).
+        "max-num-batched-tokens": max(limit, 2048),
         "kv-cache-memory-bytes": cache_bytes,
         "block-size": 32,  # the default of 128 tokens would cache little of short prompts
         "generation-config": "vllm",  # how to sample is said by the request alone
@@ -205,10 +209,8 @@ def _options(folder: Path, port: int, context_limit: int | None, slots: int, cac
         "worker-extension-cls": "vllm_worker.WorkerExtension",
         "weight-transfer-config": '{"backend": "safetensors"}',
     }
-    if context_limit is not None:
-        values["max-model-len"] = context_limit
-    switches = ["--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    return [*(f"--{name}={value}" for name, value in values.items()), *switches]
+    switches = "enforce-eager enable-scale-out enable-prompt-tokens-details disable-uvicorn-access-log no-enable-chunked-prefill"
+    return [*(f"--{name}={value}" for name, value in values.items()), *(f"--{name}" for name in switches.split())]
 
 
 def _free_port() -> int:

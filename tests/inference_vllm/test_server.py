@@ -1,5 +1,6 @@
 """A server that cannot start says why, and none outlives whoever started it."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,9 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from agentrl_jax.inference.protocol import InferenceError
+from agentrl_jax.inference.protocol import InferenceError, Sampling
+from agentrl_jax.inference.vllm import VLLM
 from agentrl_jax.inference.vllm_server import serve
 from tests.inference_vllm.served import CONFIG, weights, write
 from tests.processes import descendants, until_gone
@@ -42,6 +45,17 @@ async def test_what_vllm_cannot_serve_is_one_error_with_the_cause(tmp_path, vllm
             pass
     assert "the end of its log" in str(raised.value)
     assert not until_gone(descendants(os.getpid()) - before)
+
+
+@pytest.mark.real("vllm")
+@pytest.mark.slow
+async def test_prompts_beyond_one_batch_are_sampled_with_their_seeds(tmp_path, vllm_venv):
+    folder = write(tmp_path / "policy", CONFIG, weights(CONFIG, 0))
+    prompt = np.arange(1, 61, dtype=np.int32)
+    async with serve(folder, venv=vllm_venv, context_limit=128) as server, VLLM([server.url]) as client:
+        sampling = [Sampling(4, seed=seed) for seed in range(64)]
+        done = await asyncio.gather(*(client.generate(prompt, each, session=str(each.seed)) for each in sampling))
+    assert all(len(completion.tokens) == 4 for completion in done)
 
 
 @pytest.mark.real("vllm")
