@@ -67,8 +67,9 @@ agreement: $(VENV)/dev .venv-vllm/pins  ## log-probs of 10,000 sampled tokens, a
 chaos: $(VENV)/dev  ## break servers, boxes and the trainer while they run, and audit the episodes: ARGS="--only sandboxes --times 1"
 	$(BIN)/python -m experiments.chaos $(ARGS)
 
-vllm: $(VENV)/dev  ## install vLLM for CPUs into an environment of its own, .venv-vllm: two minutes, 1.9 GB (Python 3.11)
-	$(BIN)/python -m agentrl_jax.inference.vllm_server install .venv-vllm
+vllm: EXP = experiments/bugfix_vllm.py
+vllm: $(VENV)/dev .venv-vllm/pins  ## serve an experiment's policy by vLLM on this machine's CPUs, until Ctrl-C: EXP=experiments/bugfix_vllm.py
+	$(BIN)/python -m agentrl_jax.serve .venv-vllm $(EXP) $(ARGS)
 
 sandbox-image: $(VENV)/dev  ## build the image of the Docker sandbox
 	$(BIN)/python -m agentrl_jax.sandbox.docker_image
@@ -98,6 +99,10 @@ lock:  ## resolve the dependencies afresh and pin them: LOCK_PYTHONS="python3.11
 clean:  ## remove the environment and all caches; runs/ stays
 	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# vLLM for CPUs has an environment of its own: two minutes, 1.9 GB (Python 3.11).
+.venv-vllm/pins: requirements/vllm.txt | $(VENV)/dev
+	@$(BIN)/python -m agentrl_jax.inference.vllm_server install .venv-vllm
 
 # Each of these files stands for a finished installation.
 $(VENV)/base: setup.cfg pyproject.toml $(wildcard requirements/py*.txt)

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from agentrl_jax.chat.renderer import Renderer, scaffolding
+from agentrl_jax.chat.tokenizer import ChatTokenizer
 from agentrl_jax.chat.tokenizer import train as train_tokenizer
 from agentrl_jax.chat.toolcalls import render_call
 from agentrl_jax.config import ConfigError, Experiment
@@ -49,7 +50,7 @@ async def warm_start(experiment: Experiment, backend: Backend, folder: Path) -> 
     """
     settings, environment, rollout = experiment.warmstart, experiment.environment, experiment.rollout
     progress = Progress()
-    tokenizer = train_tokenizer(corpus(environment), experiment.model.vocab_size, scaffolding(environment.tools))
+    tokenizer = tokenizer_of(experiment)
     tasks = [environment.task(FIRST_TASK + experiment.seed * settings.episodes + i) for i in range(settings.episodes)]
     with EpisodeWriter(folder / "expert.store") as store:
         store.rewind(0)
@@ -93,6 +94,12 @@ async def warm_start(experiment: Experiment, backend: Backend, folder: Path) -> 
         f"warmstart: {won} of {graded} episodes succeed after {settings.rounds} rounds, below warmstart.threshold={settings.threshold}; "
         "raise warmstart.updates, warmstart.episodes or the size of the model"
     )
+
+
+def tokenizer_of(experiment: Experiment) -> ChatTokenizer:
+    """The tokenizer of a policy that starts from nothing, trained on texts of the environment."""
+    environment = experiment.environment
+    return train_tokenizer(corpus(environment), experiment.model.vocab_size, scaffolding(environment.tools))
 
 
 def corpus(environment: Environment) -> Iterable[str]:

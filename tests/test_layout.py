@@ -18,7 +18,7 @@ FLOORS = [
     ["runs"],
     ["evaluate"],
     ["prepare", "step"],
-    ["train"],
+    ["train", "serve"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Everything up to an Episode, and what reads episodes for people.
