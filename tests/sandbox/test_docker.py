@@ -132,7 +132,8 @@ while True:
 @real
 async def test_the_root_process_cannot_be_reached_even_while_it_handles_files(backend: Docker):
     box = await backend.start({"attack.py": ATTACK})
-    await box.exec(["sh", "-c", "python3 attack.py > /dev/null 2>&1 & until [ -s began ]; do sleep 0.01; done"])
+    began = await box.exec(["sh", "-c", "python3 attack.py > /dev/null 2>&1 & until [ -s began ]; do sleep 0.01; done"], seconds=60)
+    assert began.exit_code == 0, began
     assert await box.get("began") == b"2", "init and the root process"
     for _ in range(30):
         assert (await box.put({f"folder/{number}": bytes(1000) for number in range(50)})).exit_code == 0
