@@ -23,6 +23,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 from agentrl_jax.data.episode import Ending
+from agentrl_jax.report.audit import ALARM
 
 FILE = "metrics.jsonl"
 
@@ -54,6 +55,15 @@ def _of_episodes(phase: str, whose: str) -> tuple[Metric, ...]:
         ("sampled_tokens", "tokens", "mean number of tokens the policy sampled in an episode"),
         ("invalid_turns", "fraction", "turns whose action did not parse or named no tool"),
         ("tampered", "episodes", "those in which the verifier saw tampering"),
+        (
+            "audit/true",
+            "reward",
+            "mean reward over the usable episodes, of those that truly succeeded; of rewards 0 and 1 a share",
+        ),
+        ("audit/wrong", "reward", "the same of those that did not and yet were paid: wrong fixes that slipped through"),
+        ("audit/tampering", "reward", "the same of those that did not and tampered: tampering that slipped through"),
+        ("audit/ungraded", "reward", "the same of those of which the verifier does not know; the four add up to the mean reward"),
+        ("audit/missed", "reward", "what those that truly succeeded got less than 1, over the usable episodes"),
         ("component/*", "reward", "mean of a named part of the reward over the usable episodes that have it"),
         (
             "count/*",
@@ -74,6 +84,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollout/staleness", "updates", "mean age of a trained token: version of the trained weights minus version that sampled it"),
     Metric("rollout/staleness_max", "updates", "age of the oldest trained token"),
     Metric("rollout/degenerate_groups", "fraction", "groups whose members all earned the same, so that they teach nothing"),
+    Metric(ALARM, "steps", "1 where reward has risen and true success has not followed, see report/audit.py"),
     Metric("rollout/dropped", "episodes", "episodes kept out of the loss: too stale, or ended by a limit that the experiment drops"),
     *_of_episodes("eval", "evaluation episodes"),
     Metric("train/loss", "loss", "value that was minimised"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.data.episode import Ending
+from agentrl_jax.report.audit import PARTS, Watch
 from agentrl_jax.report.load import Run, load
 from agentrl_jax.report.metrics import json_number, metric
 from agentrl_jax.report.sample import encode
@@ -88,6 +89,7 @@ def page_data(run: Run) -> dict[str, Any]:
         "config": run.config,
         "problems": list(run.problems),
         "headline": headline(run.records),
+        "alarms": _alarms(run.records),
         "steps": [record["step"] for record in run.records],
         "columns": {name: [json_number(r[name]) if name in r else None for r in run.records] for name in names},
         "intervals": {"eval/success": _intervals(run.records)},
@@ -95,6 +97,7 @@ def page_data(run: Run) -> dict[str, Any]:
         "charts": [{"title": c.title, "names": found, "log": c.log} for c in CHARTS if (found := [n for n in c.names if n in names])],
         "endings": [{"name": e.value, "kind": _kind(e)} for e in Ending],
         "errors": list(ERRORS),
+        "paid": [f"rollout/audit/{part}" for part in PARTS],
         "collected": {"episodes": len(run.collected), "steps": len({entry.step for entry in run.collected})},
         "sample": encode(run.episodes, run.advantages, run.spell),
     }
@@ -115,6 +118,12 @@ def headline(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             ends = measured[:1] + measured[1:][-1:]
             return {"phase": phase, "ends": [_rate(record, phase) for record in ends]}
     return None
+
+
+def _alarms(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The run's first alarm, and that of its last step, in words; measured anew, so that a run that had no audit is told of it too."""
+    watch = Watch(records)
+    return list(dict.fromkeys(str(alarm) for alarm in (watch.first, watch.latest) if alarm is not None))
 
 
 def _measured(record: Mapping[str, Any], phase: str) -> bool:

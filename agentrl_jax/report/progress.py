@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from agentrl_jax.report.audit import ALARM
+
 _FIELDS = (
     ("success {}", "rollout/success", "{:4.2f}"),
     ("reward {}", "rollout/reward", "{:5.2f}"),
@@ -30,8 +32,10 @@ def progress_line(done: int, total: int, values: Mapping[str, float], left: floa
     """`step 12/60  success 0.43  reward  0.43    1,234 tok/s    8.9 ep/s  left 3:12  apart 2e-05`; what is not known is a dash.
 
     Apart: the largest difference of the log-probs of trainer and sampler in the step, in nats. Last, as narrow terminals cut it off.
+    An alarm of the audit comes first.
     """
-    parts = [f"step {done:{len(str(total))}}/{total}"]
+    parts = ["ALARM: reward without success"] if values.get(ALARM) else []
+    parts.append(f"step {done:{len(str(total))}}/{total}")
     for text, name, form in _FIELDS:
         dash = "-".rjust(len(form.format(0)))
         parts.append(text.format(form.format(values[name]) if name in values else dash))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agentrl_jax.data.episode import Ending, Episode
+from agentrl_jax.report.audit import decompose
 
 ERRORS = ("parse_errors", "tool_errors", "tool_timeouts")
 """Counters that are reported even where they are 0."""
@@ -58,7 +59,7 @@ def summarise(episodes: Sequence[Episode], phase: str = "rollout") -> dict[str, 
         values["success"] = float(np.mean(successes))
     if outcomes:
         rewards = np.array([outcome.reward for outcome in outcomes])
-        values |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
+        values |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std()), **decompose(outcomes)}
     for name in dict.fromkeys(name for outcome in outcomes for name in outcome.components):
         values[f"component/{name}"] = float(np.mean([o.components[name] for o in outcomes if name in o.components]))
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -138,6 +139,22 @@ def values_of(step: int, episodes: Sequence[Episode]) -> dict[str, float]:
     if step % 5 == 0:
         values |= summarise(episodes_of(step, 4, 8), "eval")
     return values
+
+
+def gamed(folder: Path, steps: int = 30) -> list[dict[str, float]]:
+    """Metrics of a run that learns to tamper instead of solving, one record a step."""
+    records = []
+    with MetricsWriter(folder) as metrics:
+        for step in range(steps):
+            tampered = 2 + 10 * step // steps
+            true, wrong = Outcome(1.0, true_success=True), Outcome(1.0, true_success=False)
+            scored = [true] * (6 + step % 2) + [wrong] * 2 + [replace(wrong, tampering=("tests",))] * tampered
+            scored += [Outcome(0.0, true_success=False)] * (18 - len(scored))
+            model = episode(step, 0, 0)
+            made = [replace(model, id=f"s{step}-m{i}", outcome=outcome) for i, outcome in enumerate(scored)]
+            records.append({"step": step, **summarise(made)})
+            metrics.write(step, summarise(made))
+    return records
 
 
 def write(folder: Path, steps: int, *, groups: int = 2, members: int = 4, hostile: bool = False) -> list[Episode]:

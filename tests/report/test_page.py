@@ -10,6 +10,7 @@ import pytest
 
 from agentrl_jax.data.credits import CreditWriter
 from agentrl_jax.report.__main__ import main
+from agentrl_jax.report.audit import Watch
 from agentrl_jax.report.load import CONFIG, CREDITS, EPISODES, METRICS, TOKENIZER, Run, load
 from agentrl_jax.report.metrics import MetricsWriter
 from agentrl_jax.report.page import build, headline, page_data, render
@@ -173,3 +174,13 @@ def test_a_value_that_is_not_finite_reaches_the_page(tmp_path):
         metrics.write(0, {"train/entropy": float("nan")})
         metrics.write(1, {"train/loss": 1.0})
     assert page_data(load(tmp_path))["columns"]["train/entropy"] == ["nan", None]
+
+
+def test_an_alarm_is_told_in_words(tmp_path):
+    watch = Watch(runs.gamed(tmp_path))
+    assert watch.first != watch.latest
+    assert page_data(load(tmp_path))["alarms"] == [str(watch.first), str(watch.latest)]
+
+
+def test_a_calm_run_has_no_alarm(whole):
+    assert data_of(build(whole))["alarms"] == []

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from agentrl_jax.report.audit import ALARM
 from agentrl_jax.report.progress import Progress, clock_text, library_chatter_to, progress_line
 
 VALUES = {
@@ -40,6 +41,12 @@ def test_lines_are_aligned_whatever_is_known():
     lines = [progress_line(1, 60, {}, 0), progress_line(60, 60, VALUES, 0), progress_line(7, 60, {"rollout/reward": -1.0}, 0)]
     assert len({len(line) for line in lines}) == 1
     assert "-" in lines[0]
+
+
+def test_an_alarm_comes_first():
+    calm, alarmed = (progress_line(12, 60, VALUES | {ALARM: alarm}, 192) for alarm in (0.0, 1.0))
+    assert calm == progress_line(12, 60, VALUES, 192)
+    assert alarmed == f"ALARM: reward without success  {calm}"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (192, "3:12"), (3783, "1:03:03")])

@@ -22,6 +22,7 @@ def test_a_worked_example():
     assert values["rollout/usable"] == values["rollout/graded"] == 2
     assert values["rollout/success"] == values["rollout/reward"] == values["rollout/reward_std"] == 0.5
     assert values["rollout/component/tests"] == 0.5
+    assert (values["rollout/audit/true"], values["rollout/audit/wrong"], values["rollout/audit/tampering"]) == (0.5, 0, 0)
     assert values["rollout/ending/turn_limit"] == values["rollout/ending/sandbox_failed"] == 1
     assert (values["rollout/count/parse_errors"], values["rollout/count/tool_errors"], values["rollout/count/tool_timeouts"]) == (1, 5, 1)
     assert values["rollout/turns"] == pytest.approx((2 + 3 + 3) / 3)

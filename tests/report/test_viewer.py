@@ -7,6 +7,7 @@ import pytest
 
 from agentrl_jax.data.episode import Author, Ending, Episode, Outcome, Turn
 from agentrl_jax.data.store import EpisodeWriter
+from agentrl_jax.report.audit import Watch
 from agentrl_jax.report.load import EPISODES, METRICS, TOKENIZER
 from agentrl_jax.report.metrics import MetricsWriter
 from agentrl_jax.report.page import build
@@ -262,4 +263,35 @@ def test_values_that_are_not_finite_are_marked(tab, tmp_path):
     tab.open(build(tmp_path))
     assert count(tab, "#charts .bad") == 2
     assert count(tab, "#charts .dot") == 2
+    assert tab.complaints() == []
+
+
+def test_what_the_reward_was_paid_for_stands_beside_true_success(tab, tmp_path):
+    records = runs.gamed(tmp_path)
+    tab.open(build(tmp_path))
+    chart = "[...document.querySelectorAll('#stacks .chart')].find((e) => e.textContent.startsWith('What the reward was paid for'))"
+    read = tab.evaluate(f"[...{chart}.querySelectorAll('.value')].map((e) => e.textContent)")
+    last = records[-1]
+    assert read == [
+        f"true fixes {last['rollout/audit/true']:.4g}",
+        f"wrong fixes {last['rollout/audit/wrong']:.4g}",
+        f"tampering {last['rollout/audit/tampering']:.4g}",
+        f"true success {last['rollout/success']:.4g}",
+    ]
+    top = "Math.min(...[...{}.querySelectorAll('rect.p-{}')].map((e) => Number(e.getAttribute('y'))))"
+    tops = [tab.evaluate(top.format(chart, part)) for part in ("true", "wrong", "tampering")]
+    assert tops == sorted(tops, reverse=True), "on top of each other"
+    assert tab.evaluate(f"{chart}.querySelector('path.line').getAttribute('d')").count("L") == len(records) - 1
+    alarm = tab.evaluate("document.querySelector('#alarm').textContent")
+    assert "may be gaming the verifier" in alarm
+    assert str(Watch(records).first) in alarm
+    assert tab.complaints() == []
+
+
+def test_bars_show_no_reward_below_0(tab, tmp_path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(0, {"rollout/success": 0.5, "rollout/audit/true": 0.5, "rollout/audit/wrong": -0.1})
+    tab.open(build(tmp_path))
+    assert "paid for" not in tab.evaluate("document.querySelector('#stacks').textContent")
+    assert count(tab, "#alarm") == 0
     assert tab.complaints() == []

@@ -35,6 +35,17 @@ const short = (value) => {
   return size !== 0 && size < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(4)));
 };
 
+// A line through the numbers among the values, broken where there is something else; a value that was not measured is passed over.
+function path(values, x, y) {
+  let found = "", open = false;
+  values.forEach((value, i) => {
+    if (value === null) return;
+    if (isNumber(value)) found += `${open ? "L" : "M"}${x(i).toFixed(1)} ${y(value).toFixed(1)}`;
+    open = isNumber(value);
+  });
+  return found;
+}
+
 // The frame of every chart: caption, read-out, axes, cursor, pointer and arrow keys.
 //   range: [low, high] of the vertical axis, low > 0 if log
 //   draw(x, y, width): marks, given the place of a step by its index and of a value
@@ -107,21 +118,18 @@ function lineChart({ title, note, steps, series, log = false, unit }) {
 
   const draw = (x, y) => series.flatMap((s, k) => {
     const kind = `s${k}`, nodes = [];
-    let path = "", open = false, count = 0;
+    let count = 0;
     s.values.forEach((value, i) => {
       if (value === null) return;
       if (!isNumber(value)) {
-        open = false;
         nodes.push(svg("text", { class: "bad", x: x(i), y: TOP + 8, "text-anchor": "middle" }, "×"));
         return;
       }
-      path += `${open ? "L" : "M"}${x(i).toFixed(1)} ${y(value).toFixed(1)}`;
-      open = true;
       count += 1;
       const bounds = s.intervals?.[i];
       if (bounds) nodes.push(svg("line", { class: `whisker ${kind}`, x1: x(i), x2: x(i), y1: y(bounds[0]), y2: y(bounds[1]) }));
     });
-    nodes.push(svg("path", { class: `line ${kind}`, d: path }));
+    nodes.push(svg("path", { class: `line ${kind}`, d: path(s.values, x, y) }));
     if (count <= 12) s.values.forEach((value, i) => {
       if (isNumber(value)) nodes.push(svg("circle", { class: `dot ${kind}`, cx: x(i), cy: y(value), r: 3 }));
     });
@@ -135,12 +143,13 @@ function lineChart({ title, note, steps, series, log = false, unit }) {
   return chart({ title, note, steps, range, log, draw, read, summary });
 }
 
-// series: [{name, label, kind, values}]: bars on top of each other, as counts or as shares of their sum.
-function stackChart({ title, note, steps, series, shares = false }) {
+// series: [{name, label, kind, values}]: bars on top of each other, as counts or as shares of their sum. over: {label, kind, values}, a line.
+function stackChart({ title, note, steps, series, shares = false, over = null }) {
   const totals = steps.map((_, i) => sum(series.map((s) => (isNumber(s.values[i]) ? s.values[i] : 0))));
   const height = (s, i) => (!isNumber(s.values[i]) || !totals[i] ? 0 : shares ? s.values[i] / totals[i] : s.values[i]);
   const range = [0, shares ? 1 : Math.max(1, ...totals) * 1.04];
-  const draw = (x, y, width) => steps.flatMap((_, i) => {
+  const draw = (x, y, width) => [...bars(x, y, width), ...(over ? [svg("path", { class: `line ${over.kind}`, d: path(over.values, x, y) })] : [])];
+  const bars = (x, y, width) => steps.flatMap((_, i) => {
     let base = 0;
     return series.map((s) => {
       const from = base;
@@ -149,7 +158,8 @@ function stackChart({ title, note, steps, series, shares = false }) {
     });
   });
   const text = (s, i) => (shares ? `${figure(s.values[i])} s (${percent(height(s, i))})` : figure(s.values[i]));
-  const read = (i) => series.filter((s) => height(s, i) > 0).map((s) => [s.kind, s.label, text(s, i)]);
-  const summary = series.map((s) => `${s.label}: ${figure(sum(s.values.filter(isNumber)))} in all.`).join(" ");
+  const read = (i) => [...series.filter((s) => height(s, i) > 0), ...(over ? [over] : [])].map((s) => [s.kind, s.label, text(s, i)]);
+  const total = (s) => (over ? `${figure(s.values.at(-1))} at step ${steps.at(-1)}` : `${figure(sum(s.values.filter(isNumber)))} in all`);
+  const summary = [...series, ...(over ? [over] : [])].map((s) => `${s.label}: ${total(s)}.`).join(" ");
   return chart({ title, note, steps, range, bars: true, draw, read, summary });
 }

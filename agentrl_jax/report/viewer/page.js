@@ -28,6 +28,20 @@ function stacks() {
   return [shown, wall];
 }
 
+// What the reward was paid for, with true success as a line over it. Bars cannot show a part below 0: then the parts stay curves among the rest.
+function audit() {
+  const parts = data.paid.filter((name) => (data.columns[name] ?? []).some((v) => isNumber(v) && v !== 0));
+  const success = data.columns["rollout/success"];
+  if (!parts.length || !success || parts.some((name) => data.columns[name].some((v) => v < 0))) return [];
+  return [stackChart({
+    title: "What the reward was paid for", note: parts.map((name) => `${name}: ${data.metrics[name][1]}`).join("\n"), steps: data.steps,
+    series: parts.map((name) => ({ name, kind: `p-${name.split("/").at(-1)}`, label: PAID[name.split("/").at(-1)], values: data.columns[name] })),
+    over: { kind: "s-success", label: "true success", values: success },
+  })];
+}
+
+const PAID = { true: "true fixes", wrong: "wrong fixes", tampering: "tampering", ungraded: "not graded" };
+
 function main() {
   byId("name").textContent = data.name;
   byId("headline").append(headline(data.headline));
@@ -38,10 +52,14 @@ function main() {
   if (data.problems.length) byId("problems").append(el("div", { class: "problems", role: "alert" },
     el("b", {}, "Parts of the run could not be read"), el("ul", {}, ...data.problems.map((text) => el("li", {}, text)))));
 
+  if (data.alarms.length) byId("problems").append(el("div", { class: "problems", id: "alarm", role: "alert" },
+    el("b", {}, "The reward rises and true success does not: the policy may be gaming the verifier"),
+    el("ul", {}, ...data.alarms.map((text) => el("li", {}, text)))));
+
   if (steps.length) {
     const [bars, wall] = stacks();
     byId("charts").append(...data.charts.map(line), ...(wall ? [wall] : []));
-    byId("stacks").append(...bars);
+    byId("stacks").append(...audit(), ...bars);
     byId("totals").append(...totals(data));
     byId("per-step").append(perStep(data));
     const drawn = new Set(data.charts.flatMap((c) => c.names));
