@@ -107,8 +107,6 @@ async def serve(
                 await _until_healthy(http, server, process, deadline)
                 await call(http, f"{server.url}/update_weight_version", {"new_version": str(version)})
             yield server
-            if _has_ended(process):
-                logger.error("vLLM ended while it was in use; the end of its log:\n%s", _tail(log))
         finally:
             await _end(process)
 
@@ -138,6 +136,7 @@ class Restartable:
         """Kill it, whatever state it is in, and start it with the weights of its folder. Raises InferenceError where it does not start."""
         server, self.server = self.server, None
         if server is not None:
+            logger.error("vLLM failed while it was in use: %s", await asyncio.to_thread(_complaint, server.log))
             os.killpg(server.pid, signal.SIGKILL)  # it is beyond being asked; its leader is not reaped before the next line
         await self._running.aclose()
         await self._enter()
@@ -258,12 +257,9 @@ _RAISED = re.compile(r"(?:\(\w[^)]*\) )?(?:ERROR [^\]]*\] )?((?:\w+\.)*\w+(?:Err
 def _complaint(log: Path) -> str:
     """The first error in a log, and the end of the log."""
     lines = log.read_text("utf-8", "replace").splitlines()
-    causes = (found[1] for line in lines if (found := _RAISED.match(line)))
-    return "\n".join([next(causes, "there is no error in its log"), "--- the end of its log:", _tail(log)])
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-20:])
+    raised = (found[1] for line in lines if (found := _RAISED.match(line)))
+    causes = (error for error in raised if "RequestValidationError" not in error)  # a client's fault: `VLLM` asks so what there is to ask
+    return "\n".join([next(causes, "there is no error in its log"), "--- the end of its log:", *lines[-20:]])
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
