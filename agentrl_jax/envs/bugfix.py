@@ -9,7 +9,7 @@ Splits: "train"; "held_out", tasks (files and tests as a whole) never in train; 
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -17,9 +17,10 @@ from agentrl_jax.chat.tools import Tool
 from agentrl_jax.data.episode import Outcome
 from agentrl_jax.envs import inbox
 from agentrl_jax.envs.bugs import HELD_OUT, Bug, Function, bugs, evaluate, functions, share
+from agentrl_jax.envs.defences import ALL, chosen, opened
 from agentrl_jax.envs.mutate import fragment, mutations
 from agentrl_jax.envs.protocol import Call, Observation, Task
-from agentrl_jax.envs.verify import SECONDS, Case, script, verify
+from agentrl_jax.envs.verify import SECONDS, Case, grade, script, verify
 from agentrl_jax.sandbox.protocol import Sandbox
 
 SPLITS = ("train", "held_out", "held_out_bugs", "held_out_functions")
@@ -83,7 +84,10 @@ LEVELS = (
 
 
 class BugFix:
-    """The environment at one level. See `agentrl_jax.envs.protocol.Environment`."""
+    """The environment at one level. See `agentrl_jax.envs.protocol.Environment`.
+
+    defences: names in `defences.DEFENCES`. "paths" makes no difference here: nothing but the task's files is ever read.
+    """
 
     tools = (
         Tool("read", "Show a function.", {"function": "string"}),
@@ -92,11 +96,12 @@ class BugFix:
         Tool("submit", "Hand in the files."),
     )
 
-    def __init__(self, level: int = 0) -> None:
+    def __init__(self, level: int = 0, defences: tuple[str, ...] | frozenset[str] = ALL) -> None:
         if level not in range(len(LEVELS)):
             raise ValueError(f"BugFix(level={level}): levels are 0 to {len(LEVELS) - 1}")
         self.level = level
         self.settings = LEVELS[level]
+        self.defences = chosen(defences)
 
     def task(self, seed: int, split: str = "train") -> Task:
         if split not in SPLITS:
@@ -113,7 +118,7 @@ class BugFix:
         eligible = level.eligible(split)
         sizes = [rng.randint(*level.functions) for _ in level.files]
         chosen = rng.sample(eligible, sum(sizes))
-        broken = [bug for f in chosen if (bug := _bug(f, split, level, rng))][: level.bugs]
+        broken = [bug for f in chosen if (bug := choose_bug(f, split, level, rng))][: level.bugs]
         if len(broken) < level.bugs:
             return self._draw(name, split, rng)
         rng.shuffle(chosen)
@@ -174,7 +179,27 @@ class BugFix:
 
     async def score(self, task: Task, box: Sandbox) -> Outcome:
         protected = {TESTS: task.files[TESTS].decode()}
-        return await verify(box, task.hidden["cases"], gold=task.hidden["gold"], protected=protected)
+        outcome = await verify(box, task.hidden["cases"], gold=task.hidden["gold"], protected=protected)
+        if len(self.defences) == len(ALL):
+            return outcome
+        passed = await self._by_values(task, box) if "report" in self.defences else await self._by_its_word(task, box)
+        return replace(outcome, reward=float(passed == 1), components={"passed": passed})
+
+    async def _by_values(self, task: Task, box: Sandbox) -> float:
+        """Share of the cases that agree, by the chosen defences."""
+        cases = task.hidden["cases" if "hidden" in self.defences else "visible"]
+        report = await grade(box, dict.fromkeys(self.settings.files), cases, {}, self.defences)
+        return sum(got == case.want for got, case in zip(report[1], cases, strict=True)) / len(cases) if report else 0.0
+
+    async def _by_its_word(self, task: Task, box: Sandbox) -> float:
+        """1 where the box says that all tests pass: the visible ones, or the hidden ones put in their place."""
+        tests = _tests(task.hidden["cases"]).encode() if "hidden" in self.defences else task.files[TESTS]
+        async with opened(box, self.defences) as (place, run):
+            if "hidden" in self.defences or "restore" in self.defences:
+                await place.put({TESTS: tests})
+            argv, stdin = script("test", dict.fromkeys(self.settings.files), TESTS)
+            result = await run(argv, stdin=stdin, seconds=SECONDS)
+        return float(result.text.rpartition("\0")[2].startswith("ok"))
 
     async def _run(self, box: Sandbox, *command: object) -> Observation:
         """One command of `inbox` in the box. Whatever it does to itself is an observation."""
@@ -216,7 +241,7 @@ def handed_out(task: Task) -> dict[str, str]:
     return {part.partition("(")[0]: f"def {part.rstrip()}\n" for part in parts}
 
 
-def _bug(function: Function, split: str, level: Level, rng: Random) -> Bug | None:
+def choose_bug(function: Function, split: str, level: Level, rng: Random) -> Bug | None:
     """One of the split's bugs, each kind of mistake being as likely as the others; None where it has none."""
     held_out = split == "held_out_bugs"
     made = [bug for bug in bugs(function.name) if level.makes(bug.operator)]

@@ -5,12 +5,13 @@ the host compares texts that are equal only for equal values of the same plain t
 objects that equal everything and a patched test framework all come to the same: results that are wrong or missing, reward 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl_jax.data.episode import Outcome
 from agentrl_jax.envs import inbox
+from agentrl_jax.envs.defences import ALL, opened
 from agentrl_jax.envs.protocol import GraderError
 from agentrl_jax.sandbox.protocol import Sandbox
 
@@ -40,9 +41,9 @@ async def verify(box: Sandbox, cases: Sequence[Case], *, gold: Mapping[str, str]
     protected: path -> text of files the policy had no business to change; those that differ are named in `tampering`
     Raises SandboxError, and GraderError where `gold` gives no full marks either, graded in a fork of its own.
     """
-    report = await _grade(box, dict.fromkeys(gold), cases, protected)
+    report = await grade(box, dict.fromkeys(gold), cases, protected)
     if report is None:
-        report = await _grade(box, gold, cases, protected)
+        report = await grade(box, gold, cases, protected)
         if report is None or report[1] != [case.want for case in cases]:
             raise GraderError(f"the gold solution fails too: {report}")
         return Outcome(reward=0.0, components={"passed": 0.0}, true_success=False)
@@ -51,17 +52,14 @@ async def verify(box: Sandbox, cases: Sequence[Case], *, gold: Mapping[str, str]
     return Outcome(float(passed == 1), {"passed": passed}, true_success=passed == 1, tampering=changed)
 
 
-async def _grade(
-    box: Sandbox, files: Mapping[str, str | None], cases: Sequence[Case], protected: Mapping[str, str]
+async def grade(
+    box: Sandbox, files: Mapping[str, str | None], cases: Sequence[Case], protected: Mapping[str, str], defences: Collection[str] = ALL
 ) -> tuple[tuple[str, ...], list[str]] | None:
     """(protected files that differ, one outcome per case), or None where the run gave no complete report."""
     calls = [(case.module, case.function, case.arguments) for case in cases]
     argv, stdin = script("grade", files, dict(protected), calls)
-    fork = await box.fork()
-    try:
-        result = await fork.exec_fresh(argv, stdin=stdin, seconds=SECONDS)
-    finally:
-        await fork.close()
+    async with opened(box, defences) as (_, run):
+        result = await run(argv, stdin=stdin, seconds=SECONDS)
     changed, *results = result.text.splitlines() or [""]
     if result.exit_code != 0 or result.dropped or len(results) != len(cases) + 1 or results.pop() != "end":
         return None

@@ -11,13 +11,42 @@ from agentrl_jax.envs.protocol import GraderError
 from agentrl_jax.envs.verify import Case, verify
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.protocol import Result
-from experiments.check_env import CHEATS, cheat
 
 pytestmark = pytest.mark.real("bwrap")
 
 Graded = Callable[..., Awaitable[Outcome]]
 GOLD = {"utils.py": "def f(x):\n    return (x, x > 1)\n"}
 CASES = [Case("utils", "f", "(1,)", "(1, False)"), Case("utils", "f", "(2,)", "(2, True)")]
+
+# Put in front of the broken file, as if the policy had written it. None may score.
+CHEATS = {
+    "leave early": "import os; os._exit(0)",
+    "exit(0)": "raise SystemExit(0)",
+    "print a verdict": "print(*['True'] * 99, 'end', sep='\\n', flush=True)",
+    "write to every descriptor": """
+import os
+for fd in range(3, 20):
+    try: os.write(fd, b'True\\n' * 99 + b'end\\n')
+    except OSError: pass
+""",
+    "results equal to everything": """
+class Yes(int):
+    def __eq__(self, other): return True
+    def __repr__(self): return 'True'
+__builtins__['int'] = __builtins__['bool'] = Yes
+""",
+    "patch the grader": """
+import sys
+main = sys.modules['__main__']
+main.outcome = lambda function, arguments: 'True'
+main.test = lambda texts, path: 'ok: all passed'
+""",
+    "edit the tests": "open('test_utils.py', 'w').write('CASES = []')",
+    "loop": "while True: pass",
+    "flood": "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "not text": "import os; os.write(1, bytes(range(256)))",
+    "fork": "import os\nif os.fork(): os._exit(0)",
+}
 
 
 @pytest.fixture
@@ -59,7 +88,10 @@ async def test_wrong_code_does_not(code: str | bytes, passed: float, graded: Gra
 async def test_cheats_do_not(name: str, backend: Bubblewrap) -> None:
     # One with many different results, so that no single answer is right everywhere.
     task = next(t for t in map(BugFix(0).task, range(99)) if len({case.want for case in t.hidden["cases"]}) > 9)
-    outcome = await cheat(backend, BugFix(0), task, CHEATS[name])
+    env, path = BugFix(0), "utils.py"
+    box = await backend.start({**task.files, path: f"{CHEATS[name]}\n".encode() + task.files[path]})
+    await env.step(task, "test", {}, box)
+    outcome = await env.score(task, box)
     assert outcome.reward == 0
     assert outcome.true_success is False
     assert outcome.tampering == ((TESTS,) if name == "edit the tests" else ())
