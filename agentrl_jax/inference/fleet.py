@@ -29,7 +29,7 @@ ATTEMPTS = 4
 RESTARTS = 3
 """Restarts without a passed probe between them after which a server is given up."""
 
-_BACKOFF = 0.1  # seconds before a server is asked again, doubled for each attempt: the probe has its say first
+_BACKOFF = 0.5  # seconds before a server is asked again, doubled for each attempt: the probe has its say first
 
 
 class ServerError(Exception):
