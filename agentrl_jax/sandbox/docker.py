@@ -11,7 +11,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agentrl_jax.sandbox.box import filled, pack
 from agentrl_jax.sandbox.docker_box import DockerBox
@@ -26,8 +26,9 @@ class Docker:
     however it ends; what an engine's restart or a lost connection may have left is removed by the next backend on this machine, when it
     opens or when it ends.
 
-    image: with `python3` (>= 3.11) and `sh` in its PATH; None for the default one (docker_image.py), which the first use builds
-    cpus:  processors that a box may use
+    image:    with `python3` (>= 3.11) and `sh` in its PATH; None for the default one (docker_image.py), which the first use builds
+    cpus:     processors that a box may use
+    packages: what Python finds besides the standard library in the default image, as ("numpy", "pandas"): see `Bubblewrap`
 
     From the first fork on, one empty container more is kept ready for the next.
 
@@ -38,14 +39,16 @@ class Docker:
     `__aenter__` raises SandboxError, naming the cause and the remedy, where no engine answers or there is no image.
     """
 
-    def __init__(self, image: str | None = None, *, cpus: float = 1.0) -> None:
-        self._image, self._cpus = image, cpus
+    def __init__(self, image: str | None = None, *, cpus: float = 1.0, packages: Sequence[str] = ()) -> None:
+        if image and packages:
+            raise ValueError(f"Docker({image!r}, packages=...): packages are of the default image; an image of yours has its own")
+        self._image, self._cpus, self._packages = image, cpus, tuple(packages)
         self._boxes: set[DockerBox] = set()
 
     async def __aenter__(self) -> "Docker":
         client = await asyncio.to_thread(connect)
         try:
-            image = self._image or await asyncio.to_thread(find_image, client)
+            image = self._image or await asyncio.to_thread(find_image, client, self._packages)
             self._engine = Engine(client, image, self._cpus)
             self._spare = Spare(self._engine)
             await self._engine.reap()

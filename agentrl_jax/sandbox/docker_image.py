@@ -7,10 +7,11 @@ import hashlib
 import io
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl_jax.sandbox import rootfs
+from agentrl_jax.sandbox import distributions, rootfs
 from agentrl_jax.sandbox.docker_engine import connect
 from agentrl_jax.sandbox.protocol import SandboxError
 
@@ -24,40 +25,45 @@ RUN mkdir -p /workspace
 SETTINGS = ["ENV PATH=/usr/bin", "ENV LANG=C.UTF-8"]
 
 
-def find_image(client: Any) -> str:
-    """The name of the default image, built if it is not there: in about 10 s of this host's files. Raises SandboxError. Blocks."""
+def find_image(client: Any, packages: Sequence[str] = ()) -> str:
+    """The name of the default image, built if it is not there: in about 10 s of this host's files. Raises SandboxError. Blocks.
+
+    packages: as in `rootfs.find_rootfs`; from a registry in the versions that are installed here
+    """
     from docker import errors
 
-    recipe = (DOCKERFILE, SETTINGS, Path(rootfs.__file__).read_bytes())
+    pins = distributions.pins(distributions.resolve(packages))
+    install = f"RUN pip install --no-cache-dir {' '.join(pins)}\n" if pins else ""
+    recipe = (DOCKERFILE + install, SETTINGS, Path(rootfs.__file__).read_bytes())
     tag = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
     name = f"{REPOSITORY}:{tag}"
     try:
         client.inspect_image(name)
     except errors.ImageNotFound:
-        if problem := build(client, name):
-            import_root(client, tag, problem)
+        if problem := build(client, name, DOCKERFILE + install):
+            import_root(client, tag, packages, problem)
     return name
 
 
-def build(client: Any, name: str) -> str | None:
+def build(client: Any, name: str, dockerfile: str) -> str | None:
     """Build from the registry; what kept that from happening, or None."""
     from docker import errors
 
     problem = None
     try:
-        for line in client.build(fileobj=io.BytesIO(DOCKERFILE.encode()), tag=name, rm=True, forcerm=True, decode=True, timeout=SECONDS):
+        for line in client.build(fileobj=io.BytesIO(dockerfile.encode()), tag=name, rm=True, forcerm=True, decode=True, timeout=SECONDS):
             problem = line.get("error", problem)
     except (errors.DockerException, OSError) as error:
         problem = str(error)
     return problem
 
 
-def import_root(client: Any, tag: str, problem: str) -> None:
+def import_root(client: Any, tag: str, packages: Sequence[str], problem: str) -> None:
     """Make an image of the embedded sandbox's root."""
     from docker import errors
 
     try:
-        root = rootfs.find_rootfs()
+        root = rootfs.find_rootfs(packages)
         client.import_image_from_data(archive(root), repository=REPOSITORY, tag=tag, changes=SETTINGS)
     except (SandboxError, errors.DockerException, OSError) as error:
         raise SandboxError(f"no default image: {error}; nor from a registry: {problem}; name an image: Docker(image)") from error

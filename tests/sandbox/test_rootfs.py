@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agentrl_jax.sandbox import bubblewrap, distributions, namespace, rootfs
-from agentrl_jax.sandbox.protocol import SandboxError
+from agentrl_jax.sandbox import bubblewrap, distributions, docker, namespace, rootfs
+from agentrl_jax.sandbox.protocol import Backend, SandboxError
 
 pytestmark = pytest.mark.real("bwrap")
 FIND = "from agentrl_jax.sandbox.rootfs import find_rootfs; print(find_rootfs())"
@@ -44,10 +45,11 @@ def test_two_processes_build_one_root_and_clear_what_others_left(folder: Path):
     assert Path(first, "usr/bin/cat").exists()
 
 
+@pytest.mark.parametrize("make", [bubblewrap.Bubblewrap, pytest.param(docker.Docker, marks=pytest.mark.real("docker"))])
 @pytest.mark.parametrize("way", ["exec", "exec_fresh"])
-async def test_packages_are_found_by_every_python_of_a_box_that_would_find_them(way: str):
+async def test_packages_are_found_by_every_python_of_a_box_that_would_find_them(way: str, make: Callable[..., Backend]):
     check = "import numpy, pytest; print(numpy.linalg.det(numpy.eye(2)), numpy.__file__)"
-    async with bubblewrap.Bubblewrap(packages=("numpy", "pytest")) as backend:
+    async with make(packages=("numpy", "pytest")) as backend:
         run = getattr(await backend.start({"test_a.py": b"def test_a(): assert 1 == 1"}), way)
         for argv in (["python3", "-c", check], ["python3", "-I", "-c", check], ["sh", "-c", f"python3 -c '{check}'"]):
             result = await run(argv)
@@ -55,6 +57,11 @@ async def test_packages_are_found_by_every_python_of_a_box_that_would_find_them(
         for argv in (["python3", "-S", "-c", check], ["sh", "-c", f"python3 -S -c '{check}'"]):
             assert (await run(argv)).text.endswith("ModuleNotFoundError: No module named 'numpy'\n")
         assert "1 passed" in (await run(["python3", "-m", "pytest", "-q"])).text  # what pytest requires is there
+
+
+def test_an_image_of_ones_own_has_its_own_packages():
+    with pytest.raises(ValueError, match="packages are of the default image"):
+        docker.Docker("python:3.12", packages=("numpy",))
 
 
 async def test_a_root_without_packages_has_none():
