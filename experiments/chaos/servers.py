@@ -133,7 +133,7 @@ async def run(times: int, venv: Path = VENV) -> AsyncIterator[Row | str]:
 async def ours(times: int, venv: Path, faults: Mapping[str, Callable[[Play, Server], Awaitable[None]]]) -> AsyncIterator[Row]:
     """A server of our own comes back by itself, with the present weights."""
     async with AsyncExitStack() as stack:
-        play = await _play(stack, venv=venv, patience=PATIENCE)
+        play = await _play(stack, venv=str(venv), patience=PATIENCE)
         own = play.served.own
         assert own is not None
         for fault, strike in faults.items():
@@ -159,7 +159,7 @@ async def others(times: int, venv: Path) -> AsyncIterator[Row]:
         policy().write(folder, context_limit=SETTINGS.limits.context)
         start = partial(_serve, folder, venv)
         mortal, other = [await stack.enter_async_context(Restartable(start)) for _ in range(2)]
-        play = await _play(stack, urls=[mortal.url, other.url], patience=PATIENCE)
+        play = await _play(stack, urls=(mortal.url, other.url), patience=PATIENCE)
         death, back = Row("one of two servers is killed for good"), Row("... and comes back with old weights")
         for _ in range(times):
             await play.update()

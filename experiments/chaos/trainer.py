@@ -18,8 +18,10 @@ from agentrl_jax.data.store import read, unfinished
 from agentrl_jax.report import metrics
 from agentrl_jax.report.load import CREDITS, EPISODES
 from experiments.chaos.audit import Row, require
+from experiments.chaos.sandboxes import of_an_engine
 
 EXPERIMENT = Path(__file__).with_name("tiny.py")
+DOCKER = "sandbox=agentrl_jax.sandbox.docker:Docker"
 DEADLINE = 300.0  # seconds for a whole run on a slow machine
 WRITTEN = ("policy/model.safetensors", "warmstart/model.safetensors", "tokenizer.json", "before.json", "after.json")
 
@@ -29,6 +31,7 @@ class Run:
 
     def __init__(self, root: Path, scratch: Path, *overrides: str) -> None:
         self.root, self.folder, self._scratch = root, root / "tiny", scratch
+        self._processes: list[int] = []
         root.mkdir()
         self._command = [sys.executable, "-m", "agentrl_jax.train", str(EXPERIMENT), f"root={root}", *overrides]
 
@@ -36,18 +39,24 @@ class Run:
         """Run it; SIGKILL it after so many seconds. Whether it ended by itself, and well."""
         environment = os.environ | {"TMPDIR": str(self._scratch), "JAX_PLATFORMS": "cpu"}
         with open(self.root / "log", "ab") as log:
+            process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+        self._processes.append(process.pid)
+        with process:
             try:
-                code = subprocess.run(self._command, stdout=log, stderr=log, env=environment, timeout=kill_after, check=False).returncode
+                code = process.wait(kill_after)
             except subprocess.TimeoutExpired:
+                process.kill()
                 return False
         require(code == 0, f"a run ends well, by itself or killed: {(self.root / 'log').read_text('utf-8', 'replace')[-2000:]}")
         return True
 
     def left_over(self) -> list[str]:
-        """Temporary files but the root that all boxes share, and processes with its temporary folder in their environment."""
+        """Temporary files but the root that all boxes share, processes with its temporary folder in their environment, and containers."""
         mark = f"TMPDIR={self._scratch}".encode()
         files = [str(path) for path in self._scratch.iterdir() if not path.name.startswith("agentrl_jax-")]
-        return files + [f"process {pid}" for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if mark in _environment(pid)]
+        alive = [f"process {pid}" for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if mark in _environment(pid)]
+        engine = DOCKER in self._command
+        return [*files, *alive, *(what for process in self._processes if engine for what in of_an_engine(process))]
 
     def measured(self) -> str:
         """A digest of everything that the run computed: weights, scores, episodes, credit and metrics, without the seconds they took."""
@@ -74,14 +83,14 @@ def _computed(metric: str) -> bool:
     return not metric.startswith(("time/", "rollout/share/", "eval/share/")) and not metric.endswith(("_per_second", "/programs"))
 
 
-def run(times: int, seed: int = 0) -> Iterator[Row]:
+def run(times: int, *overrides: str, seed: int = 0) -> Iterator[Row]:
     """Kill runs `times` times in all, each time at a random moment after a third of a whole run's duration, and let the last one end."""
-    row, random = Row("the trainer, SIGKILL at a random moment"), Random(seed)
+    row, random = Row(" ".join(["the trainer, SIGKILL", *(["over Docker"] if DOCKER in overrides else [])])), Random(seed)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         scratch = Path(folder, "scratch")
         scratch.mkdir()
         Path(folder).chmod(0o711)  # users of boxes pass through
-        first, whole, hurt = (Run(Path(folder, name), scratch) for name in ("first", "whole", "hurt"))
+        first, whole, hurt = (Run(Path(folder, name), scratch, *overrides) for name in ("first", "whole", "hurt"))
         require(first.go(), "a run ends")  # it compiles, and makes the root of the boxes
         began = time.monotonic()
         require(whole.go(), "a run ends")
