@@ -113,11 +113,10 @@ def touched(line: str, files: Mapping[str, bytes], allowed: Callable[[str], bool
 
     A new file beside the solution is none of them, unless it is a link or the like, or Python or a test runner would read it unasked.
     """
-    folders = {path.partition("/")[0] for path in files if "/" in path}
     found = []
     for path, what in literal_eval(line):
         if what == "new":
-            wrong = not allowed(path) and path not in files and meddles(path, folders)
+            wrong = not allowed(path) and meddles(path, files)
         else:
             wrong = what in ("strange", "replaced") or not allowed(path)
         if wrong:
@@ -125,11 +124,14 @@ def touched(line: str, files: Mapping[str, bytes], allowed: Callable[[str], bool
     return tuple(found)
 
 
-def meddles(path: str, folders: Collection[str] = ()) -> bool:
-    """Whether a new file of this name takes part in what other code does: configuration, or a module in the place of a known one."""
+def meddles(path: str, files: Mapping[str, bytes]) -> bool:
+    """Whether a new file of this name takes part in what other code does: configuration, or a module in the place of a known one.
+
+    files: the task's; what lies in a folder of theirs is in nobody's place
+    """
     top, name = path.partition("/")[0], path.rpartition("/")[2]
-    shadows = top.partition(".")[0] in (*sys.stdlib_module_names, *RUNNERS) and top not in folders and path.endswith((".py", ".so"))
-    return name in CONFIGURATION or path.endswith((".pth", ".pyc")) or shadows
+    known = top.partition(".")[0] in (*sys.stdlib_module_names, *RUNNERS) and path.endswith((".py", ".so"))
+    return name in CONFIGURATION or path.endswith((".pth", ".pyc")) or (known and not any(file.startswith(f"{top}/") for file in files))
 
 
 async def put_right(
