@@ -1,8 +1,9 @@
 """Several servers that do the same: which one gets a call, who is well enough to get any, and what happens to a call whose server fails.
 
 A session's calls go to the server that holds its cache; a new session goes where the fewest calls are running. A call that meets a fault
-of infrastructure is tried again, elsewhere if there is an elsewhere, until its deadline. Every server is probed all the time: one that
-fails a probe gets no calls, those it had move on at once, and it is back after the first probe that it passes.
+of infrastructure is tried again until its deadline: elsewhere, or where there is no elsewhere, after a probe has looked at the server.
+Every server is probed all the time: one that fails a probe gets no calls, those it had move on at once, and it is back after the first
+probe that it passes.
 
 All that is done to a server for its health is done by one task, one thing after the other: it is probed, started again where that is
 for us to do, and probed again. Nothing here knows what the servers do: `send` makes a call, `probe` looks at a server and mends what it
@@ -11,7 +12,7 @@ can, `restart` starts it again, and all raise `ServerError`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -29,7 +30,7 @@ ATTEMPTS = 4
 RESTARTS = 3
 """Restarts without a passed probe between them after which a server is given up."""
 
-_BACKOFF = 0.5  # seconds before a server is asked again, doubled for each attempt: the probe has its say first
+_BACKOFF = 0.5  # seconds before a server is asked again, doubled for each attempt; and a probe has its say first
 
 
 class ServerError(Exception):
@@ -45,6 +46,8 @@ class Server:
     lost:     it was given up for good
     load:     calls running or waiting for room
     sessions: sessions whose cache it holds
+    probes:   begun so far
+    verdict:  number of the latest one that ended
     """
 
     url: str
@@ -53,6 +56,8 @@ class Server:
     lost: bool = False
     load: int = 0
     sessions: int = 0
+    probes: int = 0
+    verdict: int = 0
     _calls: set[asyncio.Timeout] = field(default_factory=set)
     _doubt: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -139,20 +144,21 @@ class Fleet(Generic[S]):
     async def call(self, session: str, send: Callable[[S], Awaitable[T]]) -> T:
         """What `send` returns for the session's server, or for another after a ServerError. Raises InferenceError with every fault met."""
         faults: list[str] = []
-        tried: set[S] = set()
+        tried: dict[S, int] = {}  # and the probe that will have begun after the fault
         try:
             async with asyncio.timeout(self._deadline):
                 for attempt in range(ATTEMPTS):
                     server = await self._place(session, tried)
                     if server in tried:
                         await asyncio.sleep(_BACKOFF * 2**attempt)
+                        await self.until(lambda server=server: self._closed or server.lost or server.verdict >= tried[server])
                         server = await self._place(session, tried)
                     try:
                         return await server.attempt(lambda server=server: send(server))
                     except ServerError as fault:
                         logger.warning("session %s: %s: %s", session, server.url, fault)
                         faults.append(f"{server.url}: {fault}")
-                        tried.add(server)
+                        tried[server] = server.probes + 1
                         server.doubt()
         except TimeoutError:
             out = self.faults()
@@ -175,7 +181,7 @@ class Fleet(Generic[S]):
         """The servers that are out of service, and why."""
         return "; ".join(f"{server.url}: {server.fault}" for server in self.servers if not server.well)
 
-    async def _place(self, session: str, tried: set[S]) -> S:
+    async def _place(self, session: str, tried: Collection[S]) -> S:
         """The session's home if it is well, else a new home; waits while no server is well."""
         await self.until(lambda: self._closed or any(server.well for server in self.servers) or all(server.lost for server in self.servers))
         well = [server for server in self.servers if server.well]
@@ -194,7 +200,7 @@ class Fleet(Generic[S]):
         """Keep it well, or give it up."""
         restarts, failed = 0, None
         while True:
-            fault, failed = failed or await _fault_of(self._probe(server)), None
+            fault, failed = failed or await self._look(server), None
             self._mark(server, fault)
             if fault is None or self._restart is None:
                 restarts = 0
@@ -207,6 +213,13 @@ class Fleet(Generic[S]):
                 server.lost = True
                 self._mark(server, f"given up after {RESTARTS} restarts in a row: {fault}")
                 return
+
+    async def _look(self, server: S) -> str | None:
+        """What a probe finds wrong with it."""
+        server.probes += 1
+        fault = await _fault_of(self._probe(server))
+        server.verdict = server.probes
+        return fault
 
     def _mark(self, server: S, fault: str | None) -> None:
         was, server.fault = server.fault, fault

@@ -7,7 +7,6 @@ elsewhere, and whatever comes back is given the present weights before it gets r
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_jax.inference.protocol import Completion, InferenceError, Sampling
-from agentrl_jax.inference.publish import Through, push, tensors_of
+from agentrl_jax.inference.publish import Through, Weights, push, tensors_of
 from agentrl_jax.inference.runner import Stats
 from agentrl_jax.inference.vllm import VLLM, Reference
 from agentrl_jax.inference.vllm_server import Restartable, serve
@@ -49,14 +48,14 @@ class Served:
         *,
         context_limit: int,
         slots: int,
-        venv: Path | str = ".venv-vllm",
-        urls: Sequence[str] = (),
+        venv: str = ".venv-vllm",
+        urls: tuple[str, ...] = (),
         through: Through = "memory",
         patience: float = 20.0,
     ) -> None:
         self.stats = Stats()
         self.own: Restartable | None = None
-        self._policy, self._context, self._slots, self._venv, self._urls = policy, context_limit, slots, Path(venv), list(urls)
+        self._policy, self._context, self._slots, self._venv, self._urls = policy, context_limit, slots, Path(venv), urls
         self._through: Through = through
         self._patience = patience
         self._stack = AsyncExitStack()
@@ -83,9 +82,9 @@ class Served:
         return min(self._context, self._client.context_limit)
 
     async def update(self, params: Params, version: int) -> None:
-        """See `Serving.update`. A host copy is kept for servers that come back. Raises InferenceError where no server takes the weights."""
-        tensors = await asyncio.to_thread(tensors_of, self._policy.model, params)
-        await self._client.update(lambda url: push([url], tensors, version, through=self._through, deadline=_PUSH), version)
+        """See `Serving.update`. One host copy is kept, for servers that come back. Raises InferenceError where none takes the weights."""
+        weights = await asyncio.to_thread(lambda: Weights(tensors_of(self._policy.model, params)))
+        await self._client.update(lambda url: push([url], weights, version, through=self._through, deadline=_PUSH), version)
 
     async def generate(self, prompt: NDArray[np.int32], sampling: Sampling, *, session: str) -> Completion:
         self._running += 1
@@ -119,10 +118,10 @@ def reference(policy: Policy) -> Reference:
     """Log-probs by the trainer's model, for `VLLM.check`."""
 
     @jax.jit
-    def forward(tokens: jax.Array, temperature: jax.Array) -> jax.Array:
+    def forward(params: Params, tokens: jax.Array, temperature: jax.Array) -> jax.Array:
         at, one = jnp.arange(len(tokens))[None], jnp.ones((1, len(tokens)), jnp.int32)
-        hidden = Decoder(policy.model).apply({"params": policy.params}, tokens[None], at, one)
-        logprobs = jax.nn.log_softmax(hidden[0, :-1] @ unembed(policy.params).T / temperature)  # pyright: ignore[reportCallIssue,reportArgumentType]
+        hidden = Decoder(policy.model).apply({"params": params}, tokens[None], at, one)
+        logprobs = jax.nn.log_softmax(hidden[0, :-1] @ unembed(params).T / temperature)  # pyright: ignore[reportCallIssue,reportArgumentType]
         return jnp.take_along_axis(logprobs, tokens[1:, None], axis=1)[:, 0]
 
-    return lambda tokens, temperature: np.asarray(forward(jnp.asarray(tokens), jnp.asarray(temperature, jnp.float32)))
+    return lambda tokens, temperature: np.asarray(forward(policy.params, jnp.asarray(tokens), jnp.asarray(temperature, jnp.float32)))

@@ -224,7 +224,9 @@ def _start(command: list[str], home: Path, log: Path) -> subprocess.Popen[bytes]
         shutil.copy(Path(__file__).with_name(name), home)
     foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VLLM_CPU_KVCACHE_SPACE")
     inherited = {name: value for name, value in os.environ.items() if name not in foreign}
-    own = {"PYTHONPATH": str(home), "TMPDIR": str(home), "VLLM_CACHE_ROOT": str(home / "cache"), "VLLM_CONFIG_ROOT": str(home / "config")}
+    # What vLLM finds out about its own model classes, seconds of work, is kept in its environment. It writes whole files only.
+    cache = Path(command[0]).parents[1] / "cache"
+    own = {"PYTHONPATH": str(home), "TMPDIR": str(home), "VLLM_CACHE_ROOT": str(cache), "VLLM_CONFIG_ROOT": str(home / "config")}
     with open(log, "wb") as output:
         return subprocess.Popen(
             command,

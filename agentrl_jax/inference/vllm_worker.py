@@ -1,15 +1,17 @@
 """vLLM's half of a weight push. It runs inside vLLM's workers, in vLLM's environment: standard library, torch, safetensors and vllm only.
 
 vLLM imports it for `--worker-extension-cls vllm_worker.WorkerExtension`, and that registers the weight-transfer backend "safetensors". Then
-one /update_weights carries a safetensors file with all tensors, named and shaped as in the checkpoint, as a path or in the request.
+one /update_weights names a safetensors file with all tensors, named and shaped as in the checkpoint, or carries it.
 
-Until /finish_weight_update the tensors only wait beside the model, and what could be wrong with them is an error before that. Loading is
-one call of the worker between two steps of its engine, so that no step sees half of the weights.
+A call of the worker stands between two steps of its engine, which waits for it. So /update_weights only hands the file to a thread, which
+reads and checks it while the engine samples; `weights_staged` tells when it is done, or what is wrong. Until /finish_weight_update the
+tensors wait beside the model. Loading is one call of the worker, so that no step sees half of the weights.
 """
 # pyright: reportMissingImports=false
 
 import base64
 import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,15 +45,28 @@ class SafetensorsEngine(WeightTransferEngine):
         self._expected = _shapes(Path(self.model_config.model))
         if self.model_config.hf_config.tie_word_embeddings:
             self._expected.pop("lm_head.weight", None)
-        self._staged: dict[str, torch.Tensor] | None = None
+        self._thread = ThreadPoolExecutor(1, "weights")  # one: of two pushes the later one waits, and memory has a bound
+        self._staged: Future[dict[str, torch.Tensor]] | None = None
 
     def init_transfer_engine(self, init_info: Any) -> None:
         """Nothing to set up: there is no connection."""
 
     def start_weight_update(self) -> None:
-        self._staged = None
+        self.drop()
 
     def receive_weights(self, update_info: Update) -> None:
+        self._staged = self._thread.submit(self._stage, update_info)
+
+    def staged(self) -> bool:
+        """Whether the weights wait beside the model. Raises ValueError, or OSError, for what cannot be loaded."""
+        if self._staged is None:
+            raise ValueError("no weights arrived since /start_weight_update")
+        if not self._staged.done():
+            return False
+        self._staged.result()
+        return True
+
+    def _stage(self, update_info: Update) -> dict[str, torch.Tensor]:
         data = base64.b64decode(update_info.data or "") if update_info.path is None else Path(update_info.path).read_bytes()
         if (found := hashlib.sha256(data).hexdigest()) != update_info.sha256:
             raise ValueError(f"the weights changed on their way: SHA-256 {found}, sent {update_info.sha256}")
@@ -60,12 +75,13 @@ class SafetensorsEngine(WeightTransferEngine):
         except SafetensorError as error:
             raise ValueError(f"not a whole safetensors file: {error}") from error
         self._check(tensors)
-        self._staged = tensors
+        return tensors
 
     def finish_weight_update(self) -> None:
-        if self._staged is None:
-            raise ValueError("no weights arrived since /start_weight_update")
-        tensors, self._staged = self._staged, None
+        if not self.staged():
+            raise ValueError("the weights are not staged yet")
+        assert self._staged is not None
+        tensors, self._staged = self._staged.result(), None
         initialize_layerwise_reload(self.model)
         self.model.load_weights(iter(tensors.items()))
         finalize_layerwise_reload(self.model, self.model_config)
@@ -76,10 +92,13 @@ class SafetensorsEngine(WeightTransferEngine):
 
     def drop(self) -> None:
         """Forget what was staged."""
+        if self._staged is not None:
+            self._staged.cancel()
         self._staged = None
 
     def shutdown(self) -> None:
         self.drop()
+        self._thread.shutdown()
 
     def _check(self, tensors: dict[str, torch.Tensor]) -> None:
         if missing := self._expected.keys() - tensors.keys():
@@ -105,10 +124,13 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 class WorkerExtension:
-    """Becomes a base class of vLLM's worker; `publish` calls its method by /collective_rpc."""
+    """Becomes a base class of vLLM's worker; `publish` calls its methods by /collective_rpc."""
 
     weight_transfer_engine: Any
     _weight_update_active: bool
+
+    def weights_staged(self) -> dict[str, bool]:
+        return {"staged": self.weight_transfer_engine.staged()}
 
     def abort_weight_update(self) -> None:
         """End an update that nobody finished, such as that of a trainer which died. The model is as it was."""

@@ -127,6 +127,29 @@ async def test_a_lone_server_is_asked_again():
         assert len((await ask(client, "a")).tokens) == 4
 
 
+async def test_a_call_is_not_spent_on_a_crashed_server_before_a_probe_has_noticed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentrl_jax.inference.fleet._BACKOFF", 0.0)
+    crashed, noticed = asyncio.Event(), asyncio.Event()
+
+    async def crash(body: Any) -> Any:
+        if not body or noticed.is_set():
+            return (200, completed(body)) if body else (422, None)
+        crashed.set()
+        return None
+
+    async def health(body: Any) -> Any:
+        if not crashed.is_set() or noticed.is_set():
+            return 200, None
+        await asyncio.sleep(0.2)
+        noticed.set()
+        return 503, None
+
+    server = Loopback(**{TOKENS: crash, "/health": health})
+    async with fleet(server) as client:
+        assert len((await ask(client, "a")).tokens) == 4
+        assert server.asked[TOKENS] == 2 + 1
+
+
 async def test_what_keeps_failing_is_given_up_with_every_reason():
     async def bad(body: Any) -> Any:
         return (500, {"error": {"message": "no memory"}}) if body else (422, None)

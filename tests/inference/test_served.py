@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from agentrl_jax import config
 from agentrl_jax.chat import tokenizer
 from agentrl_jax.inference.protocol import Completion, InferenceError, Sampling
 from agentrl_jax.inference.served import Served
@@ -30,12 +32,21 @@ async def test_heads_that_it_cannot_compute_are_refused_before_anything_starts()
         await Served(policy(replace(SERVED, head_dim=24)), context_limit=LIMIT, slots=4).__aenter__()
 
 
+def test_an_override_names_the_servers_and_the_environment():
+    experiment = config.load("experiments/bugfix_vllm.py")
+    urls, venv = "inference.urls=http://127.0.0.1:1,http://127.0.0.1:2", "inference.venv=elsewhere"
+    changed = config.override(experiment, [urls, venv]).inference
+    assert isinstance(changed, partial)
+    assert changed.func is Served
+    assert changed.keywords == {"urls": ("http://127.0.0.1:1", "http://127.0.0.1:2"), "venv": "elsewhere"}
+
+
 PROMPT = np.arange(5, dtype=np.int32)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(vllm_venv: Path) -> AsyncIterator[Served]:
-    async with Served(policy(), context_limit=LIMIT, slots=4, venv=vllm_venv) as served:
+    async with Served(policy(), context_limit=LIMIT, slots=4, venv=str(vllm_venv)) as served:
         yield served
 
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from agentrl_jax.inference.protocol import InferenceError
-from agentrl_jax.inference.publish import publish, push, tensors_of
+from agentrl_jax.inference.publish import Weights, publish, push, tensors_of
 from agentrl_jax.inference.vllm_server import MODEL_NAME, call, serve
 from tests.inference_vllm.served import CONFIG, score, weights, write
 from tests.processes import descendants, until_gone
@@ -70,13 +70,13 @@ async def test_after_a_push_the_log_probs_are_those_of_the_new_weights(url, thro
 
 
 def broken(how: str) -> dict[str, np.ndarray]:
-    tensors = tensors_of(CONFIG, weights(CONFIG, 9))
+    tensors = {name: tensor.copy() for name, tensor in tensors_of(CONFIG, weights(CONFIG, 9)).items()}
     name = "model.layers.1.mlp.down_proj.weight"
     match how:
         case "missing":
             del tensors[name]
         case "shape":
-            tensors[name] = np.ascontiguousarray(tensors[name].T)
+            tensors[name] = tensors[name].T
         case "dtype":
             tensors[name] = tensors[name].astype(np.float16)
         case "finite":
@@ -99,7 +99,7 @@ def broken(how: str) -> dict[str, np.ndarray]:
 async def test_weights_that_do_not_fit_leave_the_old_ones_serving(url, how, message):
     await publish([url], CONFIG, weights(CONFIG, 1), 1)
     with pytest.raises(InferenceError, match=f"version 2 is served nowhere.*{re.escape(url)}.*{message}"):
-        await push([url], broken(how), 2)
+        await push([url], Weights(broken(how)), 2)
     sampled = await sample(url)
     assert sampled.spans == [("1", 0, 24)]
     assert sampled.apart(CONFIG, weights(CONFIG, 1)) <= 1e-4
@@ -111,8 +111,18 @@ async def test_weights_damaged_on_their_way_are_refused(url):
     await publish([url], CONFIG, weights(CONFIG, 1), 1)
     async with httpx.AsyncClient(trust_env=False) as http:
         await call(http, f"{url}/start_weight_update", {})
-        with pytest.raises(InferenceError, match=r"HTTP 500: .*the weights changed on their way: SHA-256"):
-            await call(http, f"{url}/update_weights", {"update_info": {"sha256": "0", "data": "AAAA"}})
+        await call(http, f"{url}/update_weights", {"update_info": {"sha256": "0", "data": "AAAA"}})
+
+        async def staged() -> None:
+            while await call(http, f"{url}/collective_rpc", {"method": "weights_staged"}) == {"results": [{"staged": False}]}:
+                pass
+
+        damaged = r"HTTP 500: .*the weights changed on their way: SHA-256"
+        with pytest.raises(InferenceError, match=damaged):
+            await staged()
+        with pytest.raises(InferenceError, match=damaged):
+            await call(http, f"{url}/finish_weight_update", {})
+        await call(http, f"{url}/collective_rpc", {"method": "abort_weight_update"})
     assert (await sample(url)).apart(CONFIG, weights(CONFIG, 1)) <= 1e-4
 
 
@@ -188,4 +198,4 @@ async def test_an_untied_policy_is_pushed_too_and_its_server_leaves_nothing(tmp_
 
 async def test_a_version_is_an_int32(url):
     with pytest.raises(ValueError, match="version must be in 0"):
-        await push([url], {}, 2**31)
+        await push([url], Weights({}), 2**31)
