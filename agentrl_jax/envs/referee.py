@@ -182,6 +182,9 @@ def values(out, handed_out, package, texts, calls, inbox, seconds):
         sys.path.insert(0, os.getcwd())
     else:
         sys.meta_path.insert(0, sources(package, texts))
+    if texts is None:  # nothing that a solution is made of may come from elsewhere
+        clear(".")
+        clear("/tmp")
     grader["limit"](seconds)
     for name, function, arguments in calls:
         try:
