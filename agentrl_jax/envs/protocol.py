@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from agentrl_jax.chat.tools import Tool
@@ -23,6 +24,7 @@ class Task:
     hidden:     the verifier's data; never enters the policy's box
     limits:     of the box; None for the backend's usual ones
     privileged: what a critic may be told in training that the policy never sees, such as the solution
+    image:      what the box is made of: the name of an image or the folder of a Dockerfile; None for the backend's own
     """
 
     id: str
@@ -31,6 +33,7 @@ class Task:
     hidden: Mapping[str, Any] = field(default_factory=dict, repr=False)
     limits: Limits | None = None
     privileged: str = field(default="", repr=False)
+    image: str | Path | None = None
 
 
 @dataclass(frozen=True)

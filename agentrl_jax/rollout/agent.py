@@ -212,7 +212,7 @@ async def _attempt(parts: Parts, limits: RolloutLimits, temperature: float, log:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_give_back, partial(parts.sampler.release, log.job.key), log)
         async with log.boundary("start", SandboxError):
-            box = await parts.backend.start(task.files, limits=task.limits)
+            box = await parts.backend.start(task.files, limits=task.limits, image=task.image)
             stack.push_async_callback(_give_back, box.close, log)
         ending = await _play(parts, limits, temperature, log, box)
         async with log.boundary("score", GraderError):

@@ -1,6 +1,6 @@
 """The backend for isolation by a Docker engine: one hardened container per box.
 
-Docker ── Engine ══ dockerd                docker_engine.py: containers made, labelled, removed
+Docker ── Engine ══ dockerd                docker_engine.py: containers made, labelled, removed; docker_task.py: images of tasks
    └── DockerBox ── Link ══ docker_agent.py    the root process of a container; `══` is a socket, attached through dockerd
                               └─ a command     another user, no capabilities
 
@@ -12,12 +12,14 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from agentrl_jax.sandbox.box import filled, pack
 from agentrl_jax.sandbox.docker_box import DockerBox
 from agentrl_jax.sandbox.docker_engine import Engine, connect
 from agentrl_jax.sandbox.docker_image import find_image
 from agentrl_jax.sandbox.docker_spare import Spare
+from agentrl_jax.sandbox.docker_task import TaskImage, TaskImages
 from agentrl_jax.sandbox.protocol import Limits, SandboxError
 
 
@@ -49,7 +51,8 @@ class Docker:
         client = await asyncio.to_thread(connect)
         try:
             image = self._image or await asyncio.to_thread(find_image, client, self._packages)
-            self._engine = Engine(client, image, self._cpus)
+            self._default, self._images = image, TaskImages(client, image)
+            self._engine = Engine(client, self._cpus)
             self._spare = Spare(self._engine)
             await self._engine.reap()
         except BaseException:
@@ -59,16 +62,23 @@ class Docker:
 
     async def __aexit__(self, *exc: object) -> None:
         try:
-            await asyncio.gather(self._spare.close(), *(box.close() for box in tuple(self._boxes)))
+            await asyncio.gather(self._images.close(), self._spare.close(), *(box.close() for box in tuple(self._boxes)))
         finally:
             await self._engine.close()
 
     async def start(
-        self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None
+        self,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        snapshot: bytes | None = None,
+        limits: Limits | None = None,
+        image: str | Path | None = None,
     ) -> DockerBox:
+        """`image`: with `python3` (>= 3.11) and `sh`; `docker_task.py` says what a box of it is like."""
         limits = limits or Limits()
-        archives = snapshot, pack(files) if files else None
-        box = DockerBox(self._engine, self._spare, await self._engine.start(limits), limits, self._boxes)
+        made = await self._images.find(image) if image is not None else TaskImage(self._default, b"")
+        archives = None if snapshot else made.files, snapshot, pack(files) if files else None
+        box = DockerBox(self._engine, self._spare, await self._engine.start(limits, made.name), limits, self._boxes)
         return await filled(box, archives, limits)
 
 

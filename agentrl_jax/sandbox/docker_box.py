@@ -48,7 +48,7 @@ class DockerBox:
                 self._used = True
                 result = await self._run(self._container, request, stdin)
             else:
-                self._fresh = await self._engine.start(self._limits, files_of=self._container.name)
+                self._fresh = await self._engine.start(self._limits, self._container.image, files_of=self._container.name)
                 try:
                     result = await self._run(self._fresh, request, stdin)
                 finally:
@@ -78,7 +78,7 @@ class DockerBox:
 
     async def fork(self) -> "DockerBox":
         archive = await self.snapshot()
-        container = await self._spare.take(self._limits)
+        container = await self._spare.take(self._limits, self._container.image)
         box = DockerBox(self._engine, self._spare, container, self._limits, self._boxes)
         try:
             if (result := await box.unpack(archive)).exit_code != 0:

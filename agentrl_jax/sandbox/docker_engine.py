@@ -71,29 +71,30 @@ def owner(process: int) -> str | None:
 
 @dataclass(frozen=True)
 class Container:
-    """A running container. name: as the engine knows it; link: to its root process."""
+    """A running container. name: as the engine knows it; link: to its root process; image: what it was made of."""
 
     name: str
     link: Link
+    image: str
 
 
 class Engine:
     """A connected client. `cpus`: processors that one container may use."""
 
-    def __init__(self, client: Any, image: str, cpus: float) -> None:
-        self._client, self._image, self._cpus = client, image, cpus
+    def __init__(self, client: Any, cpus: float) -> None:
+        self._client, self._cpus = client, cpus
         self._threads = ThreadPoolExecutor(2 * STARTS_AT_ONCE, thread_name_prefix="docker")
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._source = program()
         # A process may have several of us.
         self._labels = {PLACE: place(), OWNER: owner(os.getpid()) or "", MAKER: secrets.token_hex(8)}
 
-    async def start(self, limits: Limits, files_of: str | None = None) -> Container:
+    async def start(self, limits: Limits, image: str, files_of: str | None = None) -> Container:
         """A new container, or one that sees the files of another. Raises SandboxError."""
         name, link = f"agentrl-{secrets.token_hex(8)}", None
         async with self._starts:
             try:
-                await self._call(self._client.create_container_from_config, self._config(limits, files_of), name)
+                await self._call(self._client.create_container_from_config, self._config(limits, image, files_of), name)
                 async with asyncio.timeout(START):
                     link = await Link.attach(name, self._client.api_version)
                 await self._call(self._client.start, name)
@@ -104,9 +105,9 @@ class Engine:
                     link.close("it did not start")
                 await self._remove(name)
                 if isinstance(error, TimeoutError | OSError):
-                    raise SandboxError(f"a container of the image {self._image} does not get ready within {START:g} s: {error}") from error
+                    raise SandboxError(f"a container of the image {image} does not get ready within {START:g} s: {error}") from error
                 raise
-        return Container(name, link)
+        return Container(name, link, image)
 
     async def remove(self, container: Container) -> None:
         """Kill and remove a container, with its files if no other uses them: the one that they were made for has to be the last to go."""
@@ -174,21 +175,23 @@ class Engine:
         try:
             return call.result()
         except errors.ImageNotFound as error:
-            raise SandboxError(f"the Docker engine has no image {self._image}: `docker pull` it, or name none for the default") from error
+            missing = str(error.explanation).rpartition(": ")[2]
+            raise SandboxError(f"the Docker engine has no image {missing}: `docker pull` it, or name none for the default") from error
         except (errors.DockerException, OSError) as error:  # those of the SDK's HTTP library are OSErrors
             raise SandboxError(f"Docker: {error}") from error
 
-    def _config(self, limits: Limits, files_of: str | None) -> dict[str, Any]:
+    def _config(self, limits: Limits, image: str, files_of: str | None) -> dict[str, Any]:
         """What the engine is asked for, in its words. A file system in memory for each folder: the engine cannot put two on one."""
         memory = limits.memory + 3 * limits.disk + SPARE
         files = {"/workspace": "uid=1000,gid=1000,mode=0755", "/tmp": "mode=1777"}
         return {
-            "Image": self._image,
+            "Image": image,
             "User": "0:0",
             "WorkingDir": "/",
             "Hostname": "box",
             "Entrypoint": ["python3", "-I", "-S", "-c", BOOT, str(len(self._source))],
             "Cmd": [],
+            "Healthcheck": {"Test": ["NONE"]},  # an image's own would run as root
             "Labels": self._labels,
             "AttachStdin": True,
             "AttachStdout": True,

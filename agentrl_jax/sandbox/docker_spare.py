@@ -8,31 +8,31 @@ from agentrl_jax.sandbox.protocol import Limits, SandboxError
 
 
 class Spare:
-    """From the first fork on, an empty container with the limits of the last one. It is handed out once, and gone after `close`."""
+    """From the first fork on, an empty container of the limits and image of the last one. It is handed out once, and gone after `close`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._limits: Limits | None = None
+        self._kind: tuple[Limits, str] | None = None
         self._making: asyncio.Task[Container] | None = None
         self._dropping: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def take(self, limits: Limits) -> Container:
+    async def take(self, limits: Limits, image: str) -> Container:
         """An unused container, by preference the one kept ready; the next one is begun. Raises SandboxError."""
         making, self._making = self._making, None  # from here on nobody else can take it
         container = None
         try:
-            if making and limits == self._limits:
+            if making and (limits, image) == self._kind:
                 await asyncio.wait({making})
                 if not making.cancelled() and not making.exception() and not making.result().link.gone:
                     container = making.result()
         finally:
             if making and not container:
                 self._drop(making)
-        container = container or await self._engine.start(limits)
+        container = container or await self._engine.start(limits, image)
         if not (self._closed or self._making):
-            self._limits = limits
-            self._making = asyncio.create_task(self._engine.start(limits))
+            self._kind = limits, image
+            self._making = asyncio.create_task(self._engine.start(limits, image))
         return container
 
     async def close(self) -> None:

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from agentrl_jax.sandbox.protocol import Backend, Limits, Result, Sandbox, SandboxError
+from agentrl_jax.sandbox.protocol import Backend, ImageError, Limits, Result, Sandbox, SandboxError
 
 FAILURES = 3  # failed starts one after another that set a backend aside
 CLOSED = "the pool is not open"
@@ -82,7 +83,7 @@ class Pool:
     max_live:  boxes alive at once on each backend, whatever made them; starts beyond that wait, first come first served
     forks:     of these, places kept for forks (default an eighth, at least 1)
     starts:    boxes made at once on each backend; more only slows an engine down
-    warm:      empty boxes kept ready on each backend, for starts with these `limits` and without a snapshot
+    warm:      empty boxes kept ready on each backend, for starts with these `limits` and neither snapshot nor image
     set_aside: seconds that a backend gets no starts after three in a row failed
     fork_wait: seconds that a fork may wait for a place
 
@@ -169,21 +170,28 @@ class Pool:
                 host.aside, host.failures = None, 0
 
     async def start(
-        self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None
+        self,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        snapshot: bytes | None = None,
+        limits: Limits | None = None,
+        image: str | Path | None = None,
     ) -> "Lease":
         limits = limits or Limits()
-        ticket = _Ticket(next(self._numbers), list(self._hosts), warm=snapshot is None and limits == self._limits)
+        ticket = _Ticket(next(self._numbers), list(self._hosts), warm=snapshot is image is None and limits == self._limits)
         while True:
             host, lease = await self._grant(ticket)
             try:
                 if lease is None:
-                    return await self._make(host, host.backend.start(files, snapshot=snapshot, limits=limits))
+                    return await self._make(host, host.backend.start(files, snapshot=snapshot, limits=limits, image=image))
                 return await self._fill(lease, files or {})
             except SandboxError as error:
                 if self._closed:
                     raise
                 if lease is None:
                     ticket.hosts.remove(host)
+                    if not ticket.hosts and isinstance(error, ImageError):
+                        raise
                     if not ticket.hosts:
                         raise self._no_backend() from error
                 ticket.warm = False
@@ -269,7 +277,7 @@ class Pool:
             host.give_back(fork)
             if isinstance(error, SandboxError):
                 self._counts["failed"] += 1
-                if not fork:
+                if not fork and not isinstance(error, ImageError):  # the task's fault, not the backend's
                     self._failed(host, error)
             raise
         else:

@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 
 class SandboxError(Exception):
     """Infrastructure failed: the box could not be started or used, for a reason no command inside could cause."""
+
+
+class ImageError(SandboxError):
+    """There is no box for this task, as its image cannot be had; those of other tasks start all the same."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,16 @@ class Backend(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     async def start(
-        self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None
+        self,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        snapshot: bytes | None = None,
+        limits: Limits | None = None,
+        image: str | Path | None = None,
     ) -> Sandbox:
-        """A fresh box holding `files` in `/workspace`, or the files of a `snapshot`. Raises ValueError if they do not fit."""
+        """A fresh box holding `files` in `/workspace`, or the files of a `snapshot`. Raises ValueError if they do not fit.
+
+        image: the name of an image, or the folder of a Dockerfile, which is built at its first use; None for the backend's own. ImageError
+               where it cannot be had, and where the backend knows no images
+        """
         ...

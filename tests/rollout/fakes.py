@@ -51,7 +51,7 @@ class Boxes(Backend):
         self.open: set[Box] = set()
         self.started = self.most = 0
 
-    async def start(self, files, *, snapshot=None, limits=None) -> Box:
+    async def start(self, files, *, snapshot=None, limits=None, image=None) -> Box:
         await asyncio.sleep(0)
         if self.fault == "start" and self.spoilt > 0:
             self.spoilt -= 1

@@ -458,7 +458,7 @@ async def test_an_image_that_is_not_there_or_has_no_python_is_named(client: Any)
 @pytest.mark.real("bwrap")
 async def test_an_image_is_made_of_this_hosts_files(client: Any):
     name = f"{docker_image.REPOSITORY}:test"
-    docker_image.import_root(client, "test", "no registry is asked")
+    docker_image.import_root(client, "test", (), "no registry is asked")
     try:
         async with Docker(name) as backend:
             box = await backend.start()

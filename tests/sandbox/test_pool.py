@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.pool import Pool
-from agentrl_jax.sandbox.protocol import Backend, Limits, Result, Sandbox, SandboxError
+from agentrl_jax.sandbox.protocol import Backend, ImageError, Limits, Result, Sandbox, SandboxError
 from tests.processes import descendants, until_gone
 
 OTHER = Limits(disk=1 << 20)
@@ -39,8 +40,15 @@ class Timed:
         self.open = False
 
     async def start(
-        self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None
+        self,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        snapshot: bytes | None = None,
+        limits: Limits | None = None,
+        image: str | Path | None = None,
     ) -> "TimedBox":
+        if image is not None:
+            raise ImageError(f"no image {image}")
         self.order += (files or {}).values()
         return await self.make(dict(files or {}))
 
@@ -288,6 +296,16 @@ async def test_forks_that_are_held_forever_are_an_error_that_says_so():
         with pytest.raises(SandboxError, match=r"backend 0 \(Timed\) had no place for a fork within 0.01 s"):
             await box.fork()
     check_nothing_left(pool, backend)
+
+
+async def test_a_task_without_an_image_is_no_fault_of_a_backend():
+    pool = Pool([Timed()], max_live=4)
+    async with pool:
+        for _ in range(9):
+            with pytest.raises(ImageError, match="no image nowhere"):
+                await pool.start(image="nowhere")
+        assert pool.stats.set_aside == ()
+        await (await pool.start()).close()
 
 
 async def test_warm_boxes_serve_starts_and_make_room_for_what_they_do_not_serve():
