@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from agentrl_jax.sandbox.box import Box, filled, pack
 from agentrl_jax.sandbox.namespace import Namespace
-from agentrl_jax.sandbox.protocol import Limits, SandboxError
+from agentrl_jax.sandbox.protocol import ImageError, Limits, SandboxError
 from agentrl_jax.sandbox.rootfs import bwrap_version, find_bwrap, find_rootfs, held
 
 BOXES_PER_NAMESPACE = 48  # each start of a process copies the namespace's mounts; forks join their parent and may exceed this
@@ -60,7 +61,16 @@ class Bubblewrap:
             closing, self._namespaces = self._namespaces, []
             await asyncio.gather(*(namespace.close() for namespace in closing))
 
-    async def start(self, files: Mapping[str, bytes] | None = None, *, snapshot: bytes | None = None, limits: Limits | None = None) -> Box:
+    async def start(
+        self,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        snapshot: bytes | None = None,
+        limits: Limits | None = None,
+        image: str | Path | None = None,
+    ) -> Box:
+        if image is not None:
+            raise ImageError(f"the embedded sandbox has one root for all boxes and cannot start {image}: use the Docker backend")
         limits = limits or Limits()
         archives = snapshot, pack(files) if files else None
         return await filled(await Box.make(await self._namespace(), limits), archives, limits)
