@@ -14,7 +14,7 @@ are those of the Python that runs.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -34,6 +34,7 @@ DEFENCES: Mapping[str, str] = {
     "exact": "only the answer itself is right; else any text that contains it",
     "short": "an answer of more than `ANSWER` characters is refused; else it counts, and is named in `tampering`",
 }
+ALL = frozenset(DEFENCES)
 TOP = 5  # passages that a search shows
 SNIPPET = 160  # characters of each
 LONGEST = 1000  # characters of an observation, search results aside: these are `TOP` lines of a title and a snippet
@@ -57,7 +58,7 @@ class SearchQA:
         Tool("answer", "Hand in the answer: a name or value, no sentence.", {"text": "string"}),
     )
 
-    def __init__(self, questions: str = "", corpus: str = "", defences: Collection[str] = tuple(DEFENCES)) -> None:
+    def __init__(self, questions: str = "", corpus: str = "", defences: tuple[str, ...] | frozenset[str] = ALL) -> None:
         """Raises ValueError for files that cannot be used and unknown defences, ImportError where the search engine is not installed."""
         if unknown := sorted(set(defences) - DEFENCES.keys()):
             raise ValueError(f"no defence {', '.join(unknown)}: there are {', '.join(DEFENCES)}")
@@ -121,17 +122,20 @@ class SearchQA:
         return [*_searches(question), ("answer", {"text": question.answers[0]})]
 
     def wrong(self, task: Task) -> list[Call]:
-        """The same searches, and the answer of another question of the kind; one that a passage found also names, where there is one."""
+        """The same searches, and the answer of another question of the kind; a number
+        for a number, and one that a passage found also names, where there is one."""
         question: Question = task.hidden["question"]
-        others = [
-            q.answers[0]
-            for kinds in self._splits.values()
-            for q in kinds.get(question.kind, ())
-            if not exact(q.answers[0], question.answers)
-        ]
-        texts = [normalised(f"{p.id} {p.text}") for step in question.steps for p in self._index.search(step.query, TOP)]
-        near = [answer for answer in others if any(normalised(answer) in text for text in texts)]
-        return [*_searches(question), ("answer", {"text": Random(task.id).choice(sorted(set(near or others)) or ["unknown"])})]
+        right = set(map(normalised, question.answers))
+        number = question.answers[0].isdecimal()
+        others = {a: key for a, key in self._answers[question.kind].items() if key not in right and a.isdecimal() == number}
+        found = normalised(" ".join(f"{p.id} {p.text}" for step in question.steps for p in self._index.search(step.query, TOP)))
+        near = [answer for answer, key in others.items() if f" {key} " in f" {found} "]
+        return [*_searches(question), ("answer", {"text": Random(task.id).choice(near or list(others) or ["unknown"])})]
+
+    @cached_property
+    def _answers(self) -> dict[str, dict[str, str]]:
+        """Kind -> its answers -> each normalised."""
+        return {kind: {q.answers[0]: normalised(q.answers[0]) for q in asked} for kind, asked in by_kind(self._exam.questions).items()}
 
     async def step(self, task: Task, name: str, arguments: Mapping[str, Any], box: Sandbox) -> Observation:
         texts = {key: str(value) for key, value in arguments.items()}
