@@ -200,7 +200,7 @@ async def test_code_that_cheats_does_not_score(name: str, backend: Bubblewrap) -
 @bwrap
 async def test_only_the_packages_own_files_count(backend: Bubblewrap) -> None:
     task = Repository().task(2)
-    path, bug, right = task.hidden["edits"][0]
+    path = broken(task)
     package = task.hidden["package"]
     gold = Repository().gold(task)
     # The right code, from a place where no fix belongs.

@@ -7,6 +7,7 @@ import pytest
 
 from agentrl_jax.data.episode import Outcome
 from agentrl_jax.envs.bugfix import TESTS, BugFix
+from agentrl_jax.envs.defences import ALL
 from agentrl_jax.envs.protocol import GraderError
 from agentrl_jax.envs.verify import Case, verify
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
@@ -143,3 +144,28 @@ async def test_expected_results_never_enter_the_box(backend: Bubblewrap) -> None
     assert b"4097" in everything
     assert b"4095" not in everything
     assert b"secret" not in everything
+
+
+@pytest.mark.parametrize("off", sorted(ALL))
+async def test_each_defence_can_be_off(off: str, backend: Bubblewrap) -> None:
+    task = next(t for t in map(BugFix(0).task, range(99)) if len({case.want for case in t.hidden["cases"]}) > 9)
+    env = BugFix(0, ALL - {off})
+    box = await backend.start(task.files)
+    assert (await env.score(task, box)).reward == 0
+    await env.step(task, *env.gold(task)[0], box)
+    assert await env.score(task, box) == Outcome(1.0, {"passed": 1.0}, true_success=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; main = sys.modules['__main__']; main.show = main.outcome = lambda *arguments: '1'",
+        "open('test_utils.py', 'w').write('CASES = [(abs, (1,), 1)]')",
+    ],
+)
+async def test_without_defences_cheats_are_paid_and_the_truth_is_known(code: str, backend: Bubblewrap) -> None:
+    task = next(t for t in map(BugFix(0).task, range(99)) if not any(case.want.startswith("!") for case in t.hidden["visible"]))
+    box = await backend.start({**task.files, "utils.py": f"{code}\n".encode() + task.files["utils.py"]})
+    await BugFix(0).step(task, "test", {}, box)
+    weak = await BugFix(0, frozenset()).score(task, box)
+    assert (weak.reward, weak.true_success) == (1, False)
