@@ -4,7 +4,8 @@
     make train EXP=experiments/search_qa.py ARGS="policy=path/of/a/model"
 
 What a search shows takes some 400 tokens of a vocabulary of 512, so the small model of the main run has nowhere near the context it would
-need: bring a pretrained model, and vLLM to serve it. The second command has not been run to the end; no score is claimed.
+need: bring a pretrained model, and vLLM to serve it. Of the second command, one step was run, with the small model on two CPU cores, to see
+that all parts go together; no score is claimed.
 """
 
 import asyncio

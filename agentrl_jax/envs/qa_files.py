@@ -26,6 +26,7 @@ from agentrl_jax.envs.answers import normalised
 from agentrl_jax.envs.corpus import Corpus, Passage
 from agentrl_jax.envs.questions import Exam, Question, Step
 
+_TITLE = 200
 _ID = ("id", "_id")
 _ANSWER = ("answer", "answers", "golden_answers")
 _QUESTION_FIELDS = frozenset({*_ID, *_ANSWER, "question", "context", "supporting_facts", "type", "level", "metadata", "meta_data"})
@@ -224,7 +225,8 @@ def _texts(value: object) -> bool:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    """A title or id: one line of at most `_TITLE` characters, since a box keeps those of all that was seen."""
+    return " ".join(text.split())[:_TITLE]
 
 
 def _kind(value: object) -> str:

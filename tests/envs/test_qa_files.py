@@ -85,6 +85,14 @@ def test_other_text_under_the_same_title_is_another_passage(tmp_path: Path, corp
     assert [p.id for p in loaded.exam.corpus.passages] == ["Rome", "Rome (2)", "Rome (3)"]
 
 
+def test_titles_are_lines_of_bounded_length(tmp_path: Path) -> None:
+    record = {**GOOD, "context": [["Rome\n" * 99, ["Rome is in Italy."]]], "supporting_facts": [["Rome\n" * 99, 0]]}
+    exam = load(write(tmp_path / "questions.jsonl", [record])).exam
+    (passage,) = exam.corpus.passages
+    assert passage.id == ("Rome " * 99)[:200]
+    assert exam.questions[0].steps[0].passage == passage.id
+
+
 WRONG = [
     ('{"answer": "x"}', "question: missing"),
     ('{"question": "Q"}', "answer: missing (or answers or golden_answers)"),
