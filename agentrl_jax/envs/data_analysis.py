@@ -63,8 +63,7 @@ class DataAnalysis:
             if expected.matches(Expected(mistaken).text):  # someone who makes the mistake must not be right by luck
                 continue
             task = _task(f"analysis{self.level}/{split}/{seed}", kind.__name__, question, expected)
-            text = "\0".join([task.prompt, *(data.hex() for data in task.files.values())])
-            if (share(text) < HELD_OUT) == (split == "held_out"):
+            if held_out(task) == (split == "held_out"):
                 return task
 
     def gold(self, task: Task) -> list[Call]:
@@ -103,6 +102,11 @@ class DataAnalysis:
             why = notebook.clip(result.text.strip(), SHOWN)
             return Observation(f"error: {ANSWER} cannot be written: {why}", count="tool_errors", state=await self.state(task, box))
         return Observation("", done=True)
+
+
+def held_out(task: Task) -> bool:
+    """Which split a task belongs to; its prompt and files decide."""
+    return share("\0".join([task.prompt, *(data.hex() for data in task.files.values())])) < HELD_OUT
 
 
 def _task(name: str, kind: str, question: Question, expected: Expected) -> Task:

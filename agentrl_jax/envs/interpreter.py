@@ -23,7 +23,7 @@ import sys
 
 NAME = "\0notebook"
 CELLS = "/tmp/.cells"  # the key of the cells that the running interpreter has run; empty if it has gone and the policy was told
-HASHED = 32 << 20  # bytes of files that the key covers; of those beyond it counts the size
+HASHED = 32 << 20  # bytes of files that the key covers; of the rest, names and sizes
 LOOKING = {"abs", "dir", "isinstance", "len", "print", "repr", "round", "type"}
 METHODS = {"describe", "head", "keys", "nunique", "tail", "value_counts"}
 
@@ -181,7 +181,9 @@ def files() -> bytes:
             total.update(b"%b\0%d\0%d\0" % (path, stat.S_IFMT(facts.st_mode), facts.st_size * stat.S_ISREG(facts.st_mode)))
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
-            elif stat.S_ISREG(facts.st_mode) and facts.st_size <= left:
+            elif entry.is_symlink():
+                total.update(os.readlink(path))
+            elif stat.S_ISREG(facts.st_mode):
                 with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
                     content = file.read(left)
                     left -= len(content)

@@ -174,8 +174,22 @@ async def test_equal_cells_give_equal_states_and_cells_that_only_look_change_non
         "1 / len([])",
     )
     assert len({(await states("x = [1]", cell))[-1] for cell in changing} - {one}) == len(changing)
-    assert (await states("open('b', 'w').close()"))[-1] != (await states("open('c', 'w').close()"))[-1]
     assert (await states("x = [1]", "import os; os._exit(0)"))[-1] == empty
+
+
+async def test_files_are_part_of_the_state(box: Sandbox):
+    async def key(files: dict[str, bytes]) -> str:
+        await box.put(files)
+        return await notebook.state(box, seconds=20)
+
+    keys = [await key(files) for files in ({}, {"b": b"1"}, {"b": b"2"}, {"d/b": b"2"}, {"b": b"1"})]
+    assert len(set(keys)) == 5
+    await box.exec(["rm", "-r", "b", "d"])
+    assert await key({}) == keys[0]
+    await box.exec(["ln", "-s", "a.csv", "link"])
+    linked = await key({})
+    await box.exec(["ln", "-sf", "b", "link"])
+    assert len({keys[0], linked, await key({})}) == 3
 
 
 async def test_the_state_survives_hostile_files(box: Sandbox):
