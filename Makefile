@@ -6,6 +6,7 @@ VENV ?= .venv
 EXP ?= experiments/bugfix_grpo.py
 RUN ?= $(shell ls -td runs/*/ 2>/dev/null | head -1)
 ARGS ?=
+ENV :=  # names of experiments/check_env.py, not the shell's variable
 FOLDER ?= tests/golden
 LOCK_PYTHONS ?= python3.11 python3.12
 
@@ -22,7 +23,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train eval report check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
+.PHONY: help train eval report check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox bench-envs attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +37,8 @@ eval: $(VENV)/base  ## evaluate the policy that an experiment's run ended with, 
 report: $(VENV)/base  ## write a run's page, made to be opened in a browser: RUN=runs/NAME (default: the latest)
 	$(BIN)/python -m agentrl_jax.report $(RUN) $(ARGS)
 
-check-env: $(VENV)/base  ## prove the environments: gold solutions score 1, lazy and cheating ones do not
-	$(BIN)/python -m experiments.check_env $(ARGS)
+check-env: $(VENV)/dev  ## prove the environments: gold solutions score 1, doing nothing and plausible wrong ones 0: ENV=search ARGS="--tasks 500"
+	$(BIN)/python -m experiments.check_env $(addprefix --env ,$(ENV)) $(ARGS)
 
 ablation: $(VENV)/dev  ## what the observation mask is worth: the same run with and without it
 	$(BIN)/python -m experiments.mask_ablation $(ARGS)
@@ -63,6 +64,12 @@ bench-inference: $(VENV)/dev .venv-vllm/pins  ## speed of the embedded engine be
 
 agreement: $(VENV)/dev .venv-vllm/pins  ## log-probs of 10,000 sampled tokens, across updates in flight: engine and vLLM against the trainer
 	$(BIN)/python -m experiments.agreement $(ARGS)
+
+bench-envs: $(VENV)/dev  ## scored episodes a second, beside the same commands without any isolation
+	$(BIN)/python -m experiments.bench_envs $(ARGS)
+
+attacks: $(VENV)/dev  ## known exploits against every verifier, with its defences on and off: ARGS="--docker"
+	$(BIN)/python -m experiments.attacks $(ARGS)
 
 chaos: $(VENV)/dev  ## break servers, boxes and the trainer while they run, and audit the episodes: ARGS="--only sandboxes --times 1"
 	$(BIN)/python -m experiments.chaos $(ARGS)
