@@ -43,7 +43,7 @@ def only_looks(tree) -> bool:
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else None
             method = node.func.attr if isinstance(node.func, ast.Attribute) else None
-            if node.keywords or not (name in LOOKING or method in METHODS):
+            if not (name in LOOKING or method in METHODS):
                 return False
         elif not isinstance(node, (*plain, *parts)):
             return False
