@@ -22,7 +22,7 @@ from agentrl_jax.rollout.agent import RolloutLimits
 from agentrl_jax.rollout.collector import RolloutSettings, plan
 from agentrl_jax.rollout.scripted import demonstrate
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
-from agentrl_jax.sandbox.protocol import Sandbox
+from agentrl_jax.sandbox.protocol import Sandbox, SandboxError
 from experiments.search_qa import expert
 
 pytestmark = pytest.mark.slow  # the first task of a process builds text, questions and index
@@ -174,6 +174,17 @@ async def test_equal_states_are_those_in_which_the_same_was_seen(backend: Bubble
     assert (await step(task, two, "search", query="calendar")).state != both
     fork = await one.fork()
     assert await environment().state(task, fork) == both
+
+
+@bwrap
+async def test_a_box_that_takes_no_files_is_no_fault_of_the_policy(backend: Bubblewrap) -> None:
+    task = find("base/1")
+    box = await backend.start(task.files)
+    await box.put({"seen/folder": b"", "answer/folder": b""})
+    with pytest.raises(SandboxError, match="seen cannot be written to the box: "):
+        await step(task, box, "search", query="socket server")
+    with pytest.raises(SandboxError, match="answer cannot be written to the box: "):
+        await step(task, box, "answer", text="x")
 
 
 @bwrap
