@@ -34,8 +34,7 @@ experiment = Experiment(
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
     reference=True,
     optimizer=Optimizer(learning_rate=5e-4),
-    row_length=768,
-    rollout=Rollout(turns=6, turn_tokens=160, episode_tokens=480, context=768),
+    rollout=Rollout(turns=6, turn_tokens=160, episode_tokens=320),
     evaluate=Evaluate(every=10, final=100),
     steps=40,
 )

@@ -6,7 +6,7 @@ answer.txt. The answer was worked out on the host, from the records that the fil
 Splits: "train"; "held_out", tasks (files and question) never in train. They are disjoint by hash.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -41,13 +41,13 @@ class DataAnalysis:
         Tool("submit", f"Hand in the answer; if it is empty, what {ANSWER} holds.", {"answer": "string"}),
     )
 
-    def __init__(self, level: int = 0, defences: Collection[str] = ALL) -> None:
+    def __init__(self, level: int = 0, defences: tuple[str, ...] | frozenset[str] = ALL) -> None:
         if level not in range(len(LEVELS)):
             raise ValueError(f"DataAnalysis(level={level}): levels are 0 to {len(LEVELS) - 1}")
         if unknown := sorted(set(defences) - ALL):
             raise ValueError(f"DataAnalysis: no defence {', '.join(unknown)}: there are {', '.join(DEFENCES)}")
         self.level = level
-        self.defences = frozenset(defences)
+        self.defences = tuple(name for name in DEFENCES if name in defences)
 
     def task(self, seed: int, split: str = "train") -> Task:
         if split not in SPLITS:

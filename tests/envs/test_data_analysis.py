@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from agentrl_jax import config, overrides
 from agentrl_jax.chat import tokenizer
 from agentrl_jax.chat.renderer import Renderer, scaffolding
 from agentrl_jax.data.episode import Ending
@@ -21,7 +22,7 @@ from agentrl_jax.rollout.scripted import demonstrate
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.protocol import Backend
-from experiments.data_analysis import expert
+from experiments.data_analysis import experiment, expert
 
 EACH = 2  # tasks of each kind of question
 
@@ -186,6 +187,10 @@ def test_tasks_are_many_and_the_splits_can_have_none_in_common():
 
 def test_there_are_many_kinds_of_questions():
     assert sum(map(len, LEVELS)) == len({kind.__name__ for level in LEVELS for kind in level}) >= 20
+
+
+def test_the_experiment_can_be_described_and_overridden():
+    assert overrides.describe(config.override(experiment, ["environment.level=1"]))["environment.level"] == 1
 
 
 def test_bad_settings_are_named():
