@@ -3,7 +3,7 @@
     python -m experiments.agreement
 
 Random weights play real multi-turn episodes in real boxes, at the embedded engine and at a vLLM server on this machine (`make vllm`), all
-in float32. After every few hundred sampled tokens all weights are replaced; what is being sampled goes on under the new ones, its cache
+in float32. After every 1,200 sampled tokens all weights are replaced; what is being sampled goes on under the new ones, its cache
 computed anew. Then the trainer scores every sampled token, after its whole past, with the weights that the token's version names. Printed
 are the differences of log-probs, and of the importance ratio from 1, which it is exactly if both compute the same. Fails above 1e-4.
 
@@ -45,7 +45,7 @@ ENVIRONMENT = BugFix(level=0)
 LIMITS = RolloutLimits(turns=6, turn_tokens=64, episode_tokens=384, context=1024)
 SETTINGS = RolloutSettings(LIMITS, slots=16)
 EPISODES = 40
-EVERY = 600  # sampled tokens between updates
+EVERY = 1200  # sampled tokens between updates
 TOLERANCE = 1e-4
 
 
