@@ -28,6 +28,7 @@ DEFENCES: Mapping[str, str] = {
 ALL = frozenset(DEFENCES)
 
 SCRIPT = Path(referee.__file__).read_text(encoding="utf-8")
+LONGEST, MOST = 200, 20  # characters of a path that is told, and paths
 CONFIGURATION = (
     "conftest.py",
     "pytest.ini",
@@ -120,8 +121,8 @@ def touched(line: str, files: Mapping[str, bytes], allowed: Callable[[str], bool
         else:
             wrong = what in ("strange", "replaced") or not allowed(path)
         if wrong:
-            found.append(path)
-    return tuple(found)
+            found.append(path.encode(errors="replace").decode()[:LONGEST])
+    return tuple(found[:MOST])
 
 
 def meddles(path: str, files: Mapping[str, bytes]) -> bool:
@@ -158,7 +159,7 @@ async def put_right(
     if not (lines := await ask(run, "survey", handed_out, seconds=seconds)):
         return None
     tampering = touched(lines[0], files, allowed)
-    new = [path for path, what in literal_eval(lines[0]) if what == "new" and path not in tampering and allowed(path)]
+    new = [path for path, what in literal_eval(lines[0]) if what == "new" and allowed(path)]
     back = {path: data for path, data in tree.items() if "restore" in defences and not allowed(path)}
     put = {**back, **(tests if "hidden" in defences else {})}
     swept = await ask(run, "sweep", put, handed_out, new if "paths" in defences else None, seconds=seconds)

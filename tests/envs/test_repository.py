@@ -244,6 +244,18 @@ async def test_tampering_is_told_and_changes_no_score(name: str, backend: Bubble
 
 
 @bwrap
+async def test_what_is_told_is_short_text(backend: Bubblewrap) -> None:
+    name = "'a'*100 + '/' + 'b'*200"
+    make = f"import os; os.makedirs('a'*100); [os.symlink('x', {name} + str(i)) for i in range(50)]; os.symlink('x', b'\\xff')"
+    outcome = await play(backend, Repository().task(2), run(f'python3 -c "{make}"'))
+    assert len(outcome.tampering) == 20
+    assert max(map(len, outcome.tampering)) == 200
+    assert "\n".join(outcome.tampering).encode()
+    odd = await play(backend, Repository().task(2), run("python3 -c \"import os; os.symlink('x', b'\\xff')\""))
+    assert odd.tampering == ("?",)
+
+
+@bwrap
 @pytest.mark.parametrize("name", ["edited tests", "own unittest"])
 async def test_without_defences_cheats_are_paid_and_the_truth_is_known(name: str, backend: Bubblewrap) -> None:
     task = Repository().task(2)
