@@ -193,14 +193,16 @@ class Optimizer:
 class Evaluate:
     """Evaluation on tasks that are never trained on: one episode each.
 
-    every: steps between evaluations at the sampling temperature
-    tasks: held-out tasks of such an evaluation
-    final: tasks of each split before and after the run, sampled and greedy
+    every:  steps between evaluations at the sampling temperature
+    tasks:  held-out tasks of such an evaluation
+    final:  tasks of each split before and after the run, sampled and greedy
+    splits: of the environment, measured before and after
     """
 
     every: int = 10
     tasks: int = 64
     final: int = 100
+    splits: tuple[str, ...] = ("held_out",)
 
     def __post_init__(self) -> None:
         _check(self, positive=("every", "tasks", "final"))

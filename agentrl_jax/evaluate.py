@@ -23,8 +23,6 @@ from agentrl_jax.rollout.collector import RolloutSettings, collect, plan
 from agentrl_jax.runs import reported
 from agentrl_jax.sandbox.protocol import Backend
 
-SPLITS = ("held_out", "held_out_functions")
-
 
 def settings_of(rollout: Rollout, *, temperature: float | None = None) -> RolloutSettings:
     """The collector's settings; evaluations may sample at a temperature of their own."""
@@ -61,7 +59,7 @@ async def score(experiment: Experiment, parts: Parts) -> Score:
     """Success on each split, sampled at the training temperature and greedy."""
     return {
         f"{split}, {way}": successes(await play(experiment, parts, experiment.evaluate.final, split=split, temperature=temperature))
-        for split in SPLITS
+        for split in experiment.evaluate.splits
         for way, temperature in (("sampled", None), ("greedy", 0.0))
     }
 

@@ -16,7 +16,9 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -32,18 +34,17 @@ class _MismatchError(ConfigError):
 
 
 def override(node: Node, assignments: Iterable[str]) -> Node:
-    """A copy of `node` with every `path=value` applied, in order. Raises ConfigError."""
+    """A copy of `node` with every `path=value` applied, the later of two for one path. Raises ConfigError.
+
+    What is checked of several fields together (`reduction=constant horizon=512`) is checked when all of them are set.
+    """
+    edits = []
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"override {assignment!r}: write path=value, such as optimizer.learning_rate=1e-3")
-        try:
-            node = _replace(node, path.split("."), text, node, path)
-        except ConfigError as error:
-            raise ConfigError(f"override {assignment!r}: {error}") from None
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"override {assignment!r}: {error}") from error
-    return node
+        edits.append(_Edit(assignment, path, tuple(path.split(".")), text))
+    return _edited(node, edits, node)
 
 
 def describe(node: object) -> dict[str, Any]:
@@ -167,21 +168,58 @@ def _unwrap(function: Any) -> tuple[Any, dict[str, Any]]:
     return function, {}
 
 
-def _replace(node: Any, names: list[str], text: str, root: Any, path: str) -> Any:
-    """A copy of `node` where the parameter that `names` lead to is read from `text`."""
-    parameters = _parameters(node)
-    name, rest = names[0], names[1:]
-    if name not in parameters:
-        raise ConfigError(f"there is no {path}{_suggest_path(path, name, list(parameters), root)}")
-    hint, value = parameters[name]
-    new = _replace(value, rest, text, root, path) if rest else _read(hint, text, value, path)
+@dataclass(frozen=True)
+class _Edit:
+    """An assignment, its path, those names of it that are still to be walked, and the text of the value."""
+
+    assignment: str
+    path: str
+    names: tuple[str, ...]
+    text: str
+
+
+def _edited(node: Any, edits: Sequence[_Edit], root: Any) -> Any:
+    """A copy of `node` with all edits, made once."""
+    if not edits:
+        return node
+    parameters, changed = _parameters(node), {}
+    for name in dict.fromkeys(edit.names[0] for edit in edits):
+        own = [edit for edit in edits if edit.names[0] == name]
+        with _told(own[0]):
+            if name not in parameters:
+                raise ConfigError(f"there is no {own[0].path}{_suggest_path(own[0].path, name, list(parameters), root)}")
+        hint, value = parameters[name]
+        deeper: list[_Edit] = []
+        for edit in own:
+            if len(edit.names) == 1:
+                with _told(edit):
+                    value, deeper = _read(hint, edit.text, value, edit.path), []
+            else:
+                deeper.append(replace(edit, names=edit.names[1:]))
+        changed[name] = _edited(value, deeper, root)
+    with _told(*edits):
+        return _made_anew(node, parameters, changed)
+
+
+@contextmanager
+def _told(*edits: _Edit) -> Iterator[None]:
+    """What goes wrong inside is told as the fault of these assignments."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        cause = None if isinstance(error, ConfigError) else error
+        raise ConfigError(f"override {' '.join(edit.assignment for edit in edits)!r}: {error}") from cause
+
+
+def _made_anew(node: Any, parameters: Mapping[str, tuple[Any, Any]], changed: Mapping[str, Any]) -> Any:
+    """A copy of `node` in which some parameters are others."""
     if isinstance(node, functools.partial):
-        return functools.partial(node.func, *node.args, **{**node.keywords, name: new})
+        return functools.partial(node.func, *node.args, **{**node.keywords, **changed})
     if hasattr(node, "__qualname__"):
-        return functools.partial(node, **{name: new})
+        return functools.partial(node, **changed)
     if lost := [key for key in inspect.signature(type(node)).parameters if key not in parameters]:
         raise ConfigError(f"{type(node).__name__} must keep {', '.join(lost)} as attributes, or it cannot be made anew")
-    return type(node)(**{key: current for key, (_, current) in parameters.items()} | {name: new})
+    return type(node)(**{key: current for key, (_, current) in parameters.items()} | dict(changed))
 
 
 def _read(hint: Any, text: str, current: Any, path: str) -> Any:

@@ -5,7 +5,7 @@ make smoke
 
 from dataclasses import replace
 
-from agentrl_jax.config import Evaluate, Rollout, WarmStart
+from agentrl_jax.config import Rollout, WarmStart
 from experiments import bugfix_grpo
 
 experiment = replace(
@@ -13,6 +13,6 @@ experiment = replace(
     name="bugfix_smoke",
     warmstart=WarmStart(episodes=256, updates=120, rows=8, threshold=0.0, tasks=16),
     rollout=Rollout(groups=4),
-    evaluate=Evaluate(every=4, tasks=16, final=16),
+    evaluate=replace(bugfix_grpo.experiment.evaluate, every=4, tasks=16, final=16),
     steps=4,
 )

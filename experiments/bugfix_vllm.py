@@ -9,7 +9,7 @@ its weights into the running server, and its line tells how far apart the log-pr
 
 from dataclasses import replace
 
-from agentrl_jax.config import SMALL, Evaluate
+from agentrl_jax.config import SMALL
 from agentrl_jax.inference.served import Served
 from experiments import bugfix_grpo
 
@@ -18,6 +18,6 @@ experiment = replace(
     name="bugfix_vllm",
     model=replace(SMALL, head_dim=32),
     inference=Served,
-    evaluate=Evaluate(every=10, final=50),
+    evaluate=replace(bugfix_grpo.experiment.evaluate, every=10, final=50),
     steps=10,
 )

@@ -189,9 +189,17 @@ def settings(node: object, prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
+def test_settings_that_go_together_are_set_together():
+    for order in (["reduction=constant", "horizon=512"], ["horizon=512", "reduction=constant"]):
+        changed = override(BASE, order)
+        assert (changed.reduction, changed.horizon) == ("constant", 512)
+    with pytest.raises(ConfigError, match="override 'reduction=constant steps=3': horizon goes with reduction=constant"):
+        override(BASE, ["reduction=constant", "steps=3"])
+
+
 # Each of these is tied to another setting.
 TIED = {"rollout.turn_tokens", "rollout.context", "row_length", "limits.dropped_in_stats", "optimizer.minibatches"}
-TIED |= {"model.num_heads", "model.num_kv_heads", "model.head_dim"}
+TIED |= {"model.num_heads", "model.num_kv_heads", "model.head_dim", "reduction", "horizon"}
 FREE = [(path, hint) for path, hint in settings(BASE) if path not in TIED]
 
 

@@ -31,6 +31,6 @@ experiment = Experiment(
     warmstart=WarmStart(episodes=4, updates=4, rows=2, warmup=0, threshold=0.0, rounds=1, tasks=2),
     rollout=Rollout(groups=2, group_size=2, turns=3, turn_tokens=12, episode_tokens=36, context=256, slots=4),
     optimizer=Optimizer(learning_rate=3e-3, minibatches=2),
-    evaluate=Evaluate(every=2, tasks=2, final=1),
+    evaluate=Evaluate(every=2, tasks=2, final=1, splits=("held_out", "held_out_functions")),
     checkpoint_every=2,
 )
