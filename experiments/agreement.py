@@ -44,7 +44,7 @@ MODEL = replace(SMALL, head_dim=32)  # heads that vLLM computes on CPUs
 ENVIRONMENT = BugFix(level=0)
 LIMITS = RolloutLimits(turns=6, turn_tokens=64, episode_tokens=384, context=1024)
 SETTINGS = RolloutSettings(LIMITS, slots=16)
-EPISODES = 40
+EPISODES = 30
 EVERY = 1200  # sampled tokens between updates
 TOLERANCE = 1e-4
 
