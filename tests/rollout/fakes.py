@@ -13,7 +13,7 @@ from agentrl_jax.data.episode import Outcome
 from agentrl_jax.envs.protocol import Environment, GraderError, Observation, Task
 from agentrl_jax.inference.protocol import Completion, InferenceError, Sampler
 from agentrl_jax.rollout.agent import Job, Parts, RolloutLimits
-from agentrl_jax.sandbox.protocol import Backend, Sandbox, SandboxError
+from agentrl_jax.sandbox.protocol import Backend, ImageError, Sandbox, SandboxError
 
 TOOLS = (Tool("add", "Add a word.", {"word": "string"}), Tool("submit", "Hand in."))
 TOKENIZER = tokenizer.train(["Write the words. added error: no tool call"] * 5, 300, scaffolding(TOOLS))
@@ -56,6 +56,8 @@ class Boxes(Backend):
         if self.fault == "start" and self.spoilt > 0:
             self.spoilt -= 1
             raise SandboxError("no box to be had")
+        if image is not None:
+            raise ImageError(f"no image {image}")
         box = Box(self)
         self.started += 1
         self.open.add(box)

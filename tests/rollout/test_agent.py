@@ -162,6 +162,13 @@ async def test_the_samplers_own_context_limit_holds():
     assert len(episode.segments[0]) <= 60
 
 
+async def test_a_task_whose_image_cannot_be_had_stops_no_other():
+    backend = Boxes()
+    without = replace(job("train-0-0-1"), task=replace(job().task, image="nowhere"))
+    endings = [(await run_episode(each, parts(backend=backend), LIMITS)).ending for each in (without, job())]
+    assert endings == [Ending.SANDBOX_FAILED, Ending.SUBMITTED]
+
+
 @pytest.mark.parametrize(
     ("broken", "ending"),
     [
