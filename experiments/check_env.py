@@ -13,7 +13,7 @@ skipped with the reason. Of each task must hold:
 
 The table has the mean rewards, how many of `SEEDS` seeds give different tasks, and what an episode of right calls takes: calls to the
 sandbox (start, commands, files, forks), and seconds with `AT_ONCE` boxes at a time. Exit code 1 if anything is not as it must be, with
-the task that shows it. Ten seconds a row on two cores, or as many as the environment's tests take.
+the task that shows it. All 35 rows take 160 s of CPU time.
 """
 
 import argparse
@@ -45,7 +45,7 @@ NAMES: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
     **{f"repository{level}": ("repository", "Repository", (level,)) for level in range(2)},
     "search": ("search_qa", "SearchQA", ()),
     "terminal": ("terminal", "Terminal", ()),
-    "data": ("data_analysis", "DataAnalysis", ()),
+    **{f"data{level}": ("data_analysis", "DataAnalysis", (level,)) for level in range(3)},
 }
 """Module, class and arguments by name."""
 
@@ -54,36 +54,6 @@ SEEDS = 200  # in which different tasks are counted
 AFRESH = 3  # tasks that a fresh process draws too
 SHOWN = 3  # faults of a row
 EMPTY: Mapping[str, Any] = {"string": "", "integer": 0, "number": 0.0, "boolean": False}
-
-# Put in front of the broken file, as if the policy had written it. None may score.
-CHEATS = {
-    "leave early": "import os; os._exit(0)",
-    "exit(0)": "raise SystemExit(0)",
-    "print a verdict": "print(*['True'] * 99, 'end', sep='\\n', flush=True)",
-    "write to every descriptor": """
-import os
-for fd in range(3, 20):
-    try: os.write(fd, b'True\\n' * 99 + b'end\\n')
-    except OSError: pass
-""",
-    "results equal to everything": """
-class Yes(int):
-    def __eq__(self, other): return True
-    def __repr__(self): return 'True'
-__builtins__['int'] = __builtins__['bool'] = Yes
-""",
-    "patch the grader": """
-import sys
-main = sys.modules['__main__']
-main.outcome = lambda function, arguments: 'True'
-main.test = lambda texts, path: 'ok: all passed'
-""",
-    "edit the tests": "open('test_utils.py', 'w').write('CASES = []')",
-    "loop": "while True: pass",
-    "flood": "import os\nwhile True: os.write(1, b'x' * 65536)",
-    "not text": "import os; os.write(1, bytes(range(256)))",
-    "fork": "import os\nif os.fork(): os._exit(0)",
-}
 
 
 def make(name: str) -> Environment:
@@ -202,17 +172,6 @@ async def play(backend: Backend, env: Environment, task: Task, script: Generator
             except StopIteration:
                 raise ScriptError(f"the calls end in {call[0]}, which is not the end of the episode") from None
         return Played(await env.score(task, box), states, said, len(calls), time.perf_counter() - began)
-    finally:
-        await box.close()
-
-
-async def cheat(backend: Backend, env: BugFix, task: Task, code: str) -> Outcome:
-    """The outcome of the task's files with `code` in front of the first."""
-    path = env.settings.files[0]
-    box = await backend.start({**task.files, path: f"{code}\n".encode() + task.files[path]})
-    try:
-        await env.step(task, "test", {}, box)
-        return await env.score(task, box)
     finally:
         await box.close()
 
