@@ -6,11 +6,11 @@ A solution is any file but tests and configuration; the task's own are put back,
 fork of the box after the episode. A process that the solution cannot reach runs each test file in a process of its own, without plug-ins
 and the repository's pytest settings, and demands that every required test passed there.
 
-What remains open, since tests and the code they test share a process there: it can search that process for the token of the report, undo
-a patch of the framework before the end, or return objects that equal what they are compared with and little else. `tampering` names
-what was seen, and none of it scores: "report" (something wrote to descriptors that it had not opened), "runner" (functions of the framework
-were replaced), "equality" (an object that equals anything), and files that changed meanwhile. Where the results are plain values,
-`repository` shows how the host can compare them instead.
+What remains open, since tests and the code they test share a process there: it can read what a test expects, in its frame or its file;
+search the process for the token of the report; undo a patch of the framework before the end; or return objects that equal what they are
+compared with and little else. `tampering` names what was seen, and none of it scores: "report" (something wrote to descriptors that it had
+not opened), "runner" (the framework was patched), "equality" (an object that equals anything), and files that changed meanwhile. Where the
+results are plain values, `repository` shows how the host can compare them instead.
 
 Splits: "train" and "held_out", disjoint by hash of the instance's id; "all", every instance in the order of the file.
 """

@@ -11,7 +11,7 @@ import os
 import sys
 
 REPORT = 3
-WATCHED = ("_pytest", "pluggy", "unittest", "builtins")
+WATCHED = ("_pytest", "pluggy", "unittest", "builtins", "__main__")
 KINDS = (type(lambda: 0), type, property, classmethod, staticmethod, type(len))
 
 
@@ -119,9 +119,9 @@ def main() -> None:
         write(None, "no pytest in the box: Bubblewrap(packages=('pytest',))")
         return
     check(honesty(write))
-    before = framework()
-    pytest.main([*options, path], plugins=[Reporter(write)])
-    if patched(before):
+    before, reporter = framework(), Reporter(write)
+    pytest.main([*options, path], plugins=[reporter])
+    if patched(before) or vars(reporter).get("write") is not write:
         write(None, "runner")
 
 

@@ -202,6 +202,12 @@ CHEATS = {
         "TestReport.from_item_and_call = classmethod(new)\n" + PRICE,
         True,
     ),
+    "patch the reporter": (
+        "shop/price.py",
+        "import gc\nfor found in gc.get_objects():\n    if type(found).__name__ == 'Reporter':\n"
+        "        found.write = lambda name, outcome, write=found.write: write(name, 'passed')\n" + PRICE,
+        True,
+    ),
     "write to every descriptor": (
         "shop/price.py",
         "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b\"('tests/test_price.py::test_total', 'passed')\\n\")\n"
