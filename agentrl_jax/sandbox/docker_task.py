@@ -5,7 +5,8 @@ So the image gets one layer more, in which these paths are links: the image's WO
 image has in its WORKDIR is unpacked into each new box, as the user's own. All else is as the Dockerfile has it, and read-only. Commands
 start in `/workspace`, whatever the WORKDIR is called.
 
-`FROM agentrl-jax-sandbox` in a Dockerfile is the backend's own image, whatever its tag.
+`FROM agentrl-jax-sandbox` in a Dockerfile is the backend's own image, whatever its tag. What was built stays with the engine, for the next
+run; `docker image prune --all --filter label=agentrl_jax.task` removes what no container uses.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from typing import Any
 from agentrl_jax.sandbox.docker_image import REPOSITORY
 from agentrl_jax.sandbox.protocol import ImageError, SandboxError
 
-TASKS = "agentrl-jax-task"
+TASKS, LABEL = "agentrl-jax-task", "agentrl_jax.task"
 SECONDS = 600.0  # in which a step of a build has to say something
 LARGEST = 256 << 20  # bytes of a build's context, and of the files of a WORKDIR
 LINKS = {"/tests": "/tmp/tests", "/solution": "/tmp/solution", "/logs": "/tmp/logs"}
@@ -133,12 +134,12 @@ def _problem(client: Any, name: str, context: bytes) -> str | None:
     from docker import errors
 
     step, output = "", ""
-    options = {"custom_context": True, "rm": True, "forcerm": True, "network_mode": "none", "timeout": int(SECONDS)}
+    options = {"custom_context": True, "rm": True, "forcerm": True, "network_mode": "none", "timeout": int(SECONDS), "labels": {LABEL: ""}}
     try:
         for line in client.build(fileobj=io.BytesIO(context), tag=name, decode=True, **options):
             text = line.get("stream", "").strip()
-            if text.startswith("Step "):
-                step, output = text, ""
+            if found := re.fullmatch(r"Step (\d+)/\d+ : (.*)", text, re.DOTALL):
+                step, output = f"step {found[1]}, {found[2]}", ""
             elif text and not text.startswith(("--->", "Removing intermediate")):
                 output = text
             if "error" in line:

@@ -1,6 +1,7 @@
 """Images of tasks in real containers: built of a Dockerfile, with the paths of task folders, and as hardened as any box."""
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ async def test_what_is_wrong_with_a_dockerfile_is_one_error(tmp_path: Path, dock
 
 @pytest.mark.real("docker")
 async def test_many_episodes_of_a_task_build_its_image_once(tmp_path: Path):
-    counter = "RUN head -c 8 /dev/urandom | md5sum > count\n"
+    counter = f"LABEL agentrl_test={tmp_path.name}\nRUN head -c 8 /dev/urandom | md5sum > count\n"
     async with Docker() as backend:
         image = folder(tmp_path / "one", f"{DOCKERFILE}{counter}", salt=str(tmp_path))
         cancelled = asyncio.create_task(backend.start(image=image))
@@ -116,6 +117,8 @@ async def test_many_episodes_of_a_task_build_its_image_once(tmp_path: Path):
         (image / "salt").write_text("changed")
     async with Docker() as backend:
         assert await say(await backend.start(image=image), "cat /app/salt") == "0 changed", "another content is another image"
+    label = f"label=agentrl_test={tmp_path.name}"
+    subprocess.run(["docker", "image", "prune", "--all", "--force", "--filter", label], check=True, capture_output=True)
 
 
 @pytest.mark.real("bwrap")
