@@ -42,6 +42,7 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         **dict.fromkeys(("mcp_servers", "gpu_types"), (list,)),
     },
 }
+INSTRUCTIONS = "ADD ARG CMD COPY ENTRYPOINT ENV EXPOSE FROM HEALTHCHECK LABEL MAINTAINER ONBUILD RUN SHELL STOPSIGNAL USER VOLUME WORKDIR"
 NEUTRAL: Mapping[str, Sequence[object]] = {"gpus": (0,), "gpu_types": ([],), "mcp_servers": ([],), "os": ("linux",)}
 BEYOND = ("steps", "artifacts", "user", "healthcheck", "skills_dir", "workdir", "network_mode", "environment_mode", "collect")
 
@@ -217,7 +218,13 @@ def _environment(folder: Path, environment: Mapping[str, Any]) -> tuple[str | Pa
     dockerfile = context / "Dockerfile"
     lines = re.sub(r"\\\s*\n", " ", re.sub(r"(?m)^\s*#.*\n?", "", _text(dockerfile))).splitlines()
     steps = [(word.upper(), rest.strip()) for word, _, rest in (line.strip().partition(" ") for line in lines) if word]
+    if not any(word == "FROM" for word, _ in steps):
+        raise FolderError(f"{dockerfile}: FROM is missing")
     for word, rest in steps:
+        if word not in INSTRUCTIONS.split() and not any("<<" in line for line in lines):
+            raise FolderError(f"{dockerfile}: {word}: no instruction of a Dockerfile")
+        if word == "VOLUME":
+            raise FolderError(f"{dockerfile}: VOLUME {rest} would be a disk without limit; remove the line")
         if word in ("COPY", "ADD") and "--from" not in rest:
             for source in [part for part in rest.split() if not part.startswith("--")][:-1]:
                 if ".." in PurePosixPath(source).parts:
