@@ -79,10 +79,10 @@ async def test_the_boxes_of_an_image_are_as_hardened_as_others(tmp_path: Path):
     [
         (
             "FROM agentrl-jax-sandbox\nRUN echo why && false\n",
-            r"Dockerfile does not build: Step 2/2 : RUN echo why && false: .*code: 1: why",
+            r"Dockerfile does not build: step 2, RUN echo why && false: .*code: 1: why",
         ),
         ("FROM agentrl-jax-sandbox\nWRONG x\n", r"Dockerfile does not build: .*line 2: unknown instruction: WRONG"),
-        ("FROM agentrl-jax-sandbox\nCOPY nothing .\n", r"does not build: Step 2/2 : COPY nothing .: "),
+        ("FROM agentrl-jax-sandbox\nCOPY nothing .\n", r"does not build: step 2, COPY nothing .: "),
         ("FROM agentrl-jax-sandbox\nVOLUME /data\n", r"Dockerfile: VOLUME /data would be a disk without limit"),
         ("FROM agentrl-jax-sandbox\nWORKDIR /usr\n", r"Dockerfile: WORKDIR /usr belongs to the system"),
         ("FROM scratch\nCOPY Dockerfile /\n", r"Dockerfile: boxes need an image with python3 >= 3.11"),
