@@ -1,10 +1,11 @@
-"""Teach a small policy to answer questions about tables by code it runs, from episodes of which half overlook something.
+"""Learn to answer questions about tables by code that is run, from episodes of which half overlook something.
 
     make train EXP=experiments/data_analysis.py
 
-The expert takes the right way or the one with a slip, and the policy learns from its own answers which pays. The small policy gets to know
-the kinds of questions of level 0, not Python; for the levels above name a model that can write it: `policy=`, and with it
-`sandbox=partial(Bubblewrap, packages=("numpy", "pandas"))`.
+The expert takes the right way or the one with a slip; which of them pays is what reinforcement learning is left to find out. A policy from
+nothing could at best get to know the kinds of questions of level 0, not Python. After 150 updates on 600 of the expert's episodes it
+answered 4 of 48 questions; a whole run has not been measured. For more, name a model that can write Python, `policy="..."`, and let its
+boxes have packages, `sandbox=partial(Bubblewrap, packages=("numpy", "pandas"))`.
 """
 
 from collections.abc import Generator
