@@ -112,17 +112,23 @@ def digests(files: Mapping[str, bytes]) -> dict[str, str]:
 def touched(line: str, files: Mapping[str, bytes], allowed: Callable[[str], bool]) -> tuple[str, ...]:
     """Of what `referee.survey` found, the paths that a solution had no business to touch.
 
-    A new file beside the solution is none of them, unless it is a link or the like, or Python or a test runner would read it unasked.
+    A new file beside the solution is none of them, unless it is a link or the like, or Python or a test runner would read it unasked. What
+    Python compiles into `__pycache__` is none either: honest work makes such files, and they are gone before anything is scored.
     """
     found = []
     for path, what in literal_eval(line):
         if what == "new":
-            wrong = not allowed(path) and meddles(path, files)
+            wrong = not allowed(path) and meddles(path, files) and not cached(path)
         else:
             wrong = what in ("strange", "replaced") or not allowed(path)
         if wrong:
             found.append(path.encode(errors="replace").decode()[:LONGEST])
     return tuple(found[:MOST])
+
+
+def cached(path: str) -> bool:
+    """Whether a path is where Python keeps what it has compiled."""
+    return path.endswith(".pyc") and path.split("/")[-2:-1] == ["__pycache__"]
 
 
 def meddles(path: str, files: Mapping[str, bytes]) -> bool:
