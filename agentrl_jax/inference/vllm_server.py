@@ -136,7 +136,7 @@ class Restartable:
         """Kill it, whatever state it is in, and start it with the weights of its folder. Raises InferenceError where it does not start."""
         server, self.server = self.server, None
         if server is not None:
-            logger.error("vLLM failed while it was in use: %s", await asyncio.to_thread(_complaint, server.log))
+            logger.warning("vLLM failed while it was in use: %s", await asyncio.to_thread(_complaint, server.log))
             os.killpg(server.pid, signal.SIGKILL)  # it is beyond being asked; its leader is not reaped before the next line
         await self._running.aclose()
         await self._enter()
