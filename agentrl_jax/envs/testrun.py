@@ -110,8 +110,10 @@ def main() -> None:
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)  # what was read there could be read again
 
+    put = os.write  # as it is before anybody can replace it
+
     def write(name: str | None, outcome: str) -> None:
-        os.write(REPORT, f"{token}{(name, outcome)!a}\n".encode())
+        put(REPORT, f"{token}{(name, outcome)!a}\n".encode())
 
     try:
         import pytest

@@ -17,7 +17,7 @@ def _runs(*commands: str) -> list[Call]:
 REPOSITORY = _runs(
     "python3 -m unittest; python3 -m pytest -q; true",
     "mkdir -p scratch .pytest_cache/v; echo notes | tee scratch/notes.txt .pytest_cache/README.md reproduce.log > /tmp/log",
-    "echo 'print(1)' > reproduce.py; python3 reproduce.py; echo 'def test_mine(): pass' > tests/test_mine.py; cp -r tests scratch/tests",
+    "echo 'print(1)' > reproduce.py; python3 reproduce.py; echo 'def test_mine(): pass' > tests/test_mine.py; cp tests/test_* scratch",
     "for f in */*.py; do python3 -m py_compile $f; done; PYTHONDONTWRITEBYTECODE= python3 -m unittest; true",
     "git checkout -q -b work; git add -A; git commit -qm 'In progress'; git stash list; git log --oneline; git diff HEAD~1 > /tmp/diff",
 )
