@@ -20,7 +20,7 @@ SECONDS = 180.0  # for a build that needs the network
 DOCKERFILE = """
 FROM python:3.12-slim
 RUN apt-get update && apt-get install --yes --no-install-recommends git patch procps && rm -rf /var/lib/apt/lists/*
-RUN mkdir -p /workspace
+RUN mkdir -p /workspace && ln -s workspace /app && ln -s tmp/tests tmp/solution tmp/logs /
 """
 SETTINGS = ["ENV PATH=/usr/bin", "ENV LANG=C.UTF-8"]
 

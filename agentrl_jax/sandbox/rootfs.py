@@ -58,6 +58,11 @@ LINKS = {
     "dev/stderr": "/proc/self/fd/2",
     "var/tmp": "../tmp",
     "dev/shm": "../tmp",  # so that shared memory counts against the box's disk
+    # What task folders call the places that a box can write to.
+    "app": "workspace",
+    "tests": "tmp/tests",
+    "solution": "tmp/solution",
+    "logs": "tmp/logs",
 }
 
 

@@ -1,0 +1,1 @@
+wc -l < /opt/data/numbers | tee answer >> log

@@ -1,0 +1,1 @@
+cat /app/name.txt

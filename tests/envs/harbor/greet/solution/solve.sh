@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "$GREETING $(bash /solution/name.sh)" > "$TARGET"

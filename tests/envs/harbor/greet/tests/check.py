@@ -1,0 +1,1 @@
+assert open("greeting.txt").read().count("\n") == 1
