@@ -23,8 +23,9 @@ from agentrl_jax.models.policy import Policy
 from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.prepare import first_policy
 from agentrl_jax.report import page
+from agentrl_jax.report.audit import Watch
 from agentrl_jax.report.load import CREDITS, EPISODES, TOKENIZER
-from agentrl_jax.report.metrics import MetricsWriter
+from agentrl_jax.report.metrics import MetricsWriter, read
 from agentrl_jax.report.progress import Progress, library_chatter_to
 from agentrl_jax.report.score import table
 from agentrl_jax.report.summary import summarise
@@ -52,6 +53,7 @@ async def train(experiment: Experiment) -> Path:
         store = stack.enter_context(EpisodeWriter(folder / EPISODES))
         credit_store = stack.enter_context(CreditWriter(folder / CREDITS))
         metrics = stack.enter_context(MetricsWriter(folder, start=step))
+        watch = Watch(read(folder))
         store.rewind(step)
 
         serving = await stack.enter_async_context(serving_of(experiment, policy))
@@ -75,6 +77,7 @@ async def train(experiment: Experiment) -> Path:
                 credit_store.append(credit)
                 store.sync()
                 values |= summarise(episodes) | learned | clock.metrics(episodes)
+                values |= watch.see(step, values)
                 metrics.write(step, values)
                 state, step = stepped, step + 1
                 if step % experiment.checkpoint_every == 0:

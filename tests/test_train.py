@@ -9,6 +9,7 @@ from agentrl_jax.data.credits import read_credits
 from agentrl_jax.data.episode import Author, Ending
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.report import metrics
+from agentrl_jax.report.audit import ALARM, SHORTEST
 from agentrl_jax.report.load import CREDITS
 from agentrl_jax.runs import AFTER, BEFORE, read_score
 from tests import launch
@@ -75,6 +76,12 @@ def test_boxes_that_die_cost_a_second_try_and_change_nothing(tmp_path: Path, fin
     tried_again = {f"{episode.id}~1" for episode in spoilt}
     assert {episode.id for episode in episodes if episode.counters.get("retried_sandbox_failed")} == tried_again
     assert (tmp_path / "tiny/policy/model.safetensors").read_bytes() == (finished / "policy/model.safetensors").read_bytes()
+
+
+def test_a_run_is_watched_for_reward_that_success_does_not_follow(tmp_path: Path):
+    assert launch.train(tmp_path, f"steps={SHORTEST}", "evaluate.every=100", "checkpoint_every=100").code == 0
+    alarms = [record.get(ALARM) for record in launch.measured(tmp_path / "tiny")]
+    assert alarms == [None] * (SHORTEST - 1) + [0.0]
 
 
 def test_a_rule_of_ones_own_needs_five_lines(tmp_path: Path, finished: Path):

@@ -12,7 +12,7 @@ import asyncio
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -37,8 +37,8 @@ class Bubblewrap:
     `__aenter__` raises SandboxError, naming the cause and the remedy, where boxes cannot run. There is no fall-back without isolation.
     """
 
-    def __init__(self, packages: Sequence[str] = ()) -> None:
-        self._packages = tuple(packages)
+    def __init__(self, *, packages: tuple[str, ...] = ()) -> None:
+        self._packages = packages
         self._held = ExitStack()
         self._namespaces: list[Namespace] = []
         self._lock = asyncio.Lock()

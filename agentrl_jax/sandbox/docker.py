@@ -11,7 +11,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl_jax.sandbox.box import filled, pack
@@ -41,10 +41,10 @@ class Docker:
     `__aenter__` raises SandboxError, naming the cause and the remedy, where no engine answers or there is no image.
     """
 
-    def __init__(self, image: str | None = None, *, cpus: float = 1.0, packages: Sequence[str] = ()) -> None:
+    def __init__(self, image: str | None = None, *, cpus: float = 1.0, packages: tuple[str, ...] = ()) -> None:
         if image and packages:
             raise ValueError(f"Docker({image!r}, packages=...): packages are of the default image; an image of yours has its own")
-        self._image, self._cpus, self._packages = image, cpus, tuple(packages)
+        self._image, self._cpus, self._packages = image, cpus, packages
         self._boxes: set[DockerBox] = set()
 
     async def __aenter__(self) -> "Docker":

@@ -96,7 +96,7 @@ class Dockerd:
 
     def _import(self) -> None:
         client: Any = docker_engine.connect()
-        docker_image.import_root(client, "chaos", "no registry is asked")
+        docker_image.import_root(client, "chaos", (), "no registry is asked")
         client.close()
 
     def _list(self) -> list[str]:
