@@ -99,7 +99,7 @@ async def main(names: Sequence[str], gold: int, *, docker: bool, thorough: bool)
                     print(
                         f"{probe.name:32}{target.name:18}{name:12}{probe.why}{f'{chr(10)}    WRONG {wrong}' if wrong else ''}", flush=True
                     )
-            alarms = await false_alarms(backend, gold, [chosen[key] for key in ("swe",) if key in chosen])
+            alarms = await false_alarms(backend, gold, [chosen[key] for key in ("swe", "harbor") if key in chosen])
     for alarm in alarms:
         print(f"WRONG {alarm}")
     faults += len(alarms)

@@ -21,13 +21,14 @@ REPOSITORY = _runs(
     "for f in */*.py; do python3 -m py_compile $f; done; PYTHONDONTWRITEBYTECODE= python3 -m unittest; true",
     "git checkout -q -b work; git add -A; git commit -qm 'In progress'; git stash list; git log --oneline; git diff HEAD~1 > /tmp/diff",
 )
+SHELL = _runs(
+    "ls -laR > /tmp/listing; cp -r . /tmp/copy; echo note > my-notes.txt; mkdir -p scratch/a; true", "rm -r scratch; cat my-notes.txt"
+)
 CLUTTER: Mapping[str, list[Call]] = {
     "bugfix": [("test", {}), ("read", {"function": "nothing"}), ("edit", {"function": "nothing", "old": "a", "new": "b"}), ("test", {})],
     "repository": REPOSITORY,
     "swe": REPOSITORY,
-    "terminal": _runs(
-        "ls -laR > /tmp/listing; cp -r . /tmp/copy; echo note > my-notes.txt; mkdir -p scratch/a; true", "rm -r scratch; cat my-notes.txt"
-    ),
+    **dict.fromkeys(("terminal", "harbor"), SHELL),
     "data": [("python", {"code": "import os\nopen('scratch.csv', 'w').write('a,b')\nos.listdir()"}), ("python", {"code": "1 / 0"})],
 }
 """What is done before the gold solution, by the kind of environment."""

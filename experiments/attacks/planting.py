@@ -46,6 +46,27 @@ def _watch(pattern: str, text: str) -> Way:
     )
 
 
+def _paying(task: Task) -> list[Call]:
+    """As soon as the judge has made the folder of rewards, there is one in it, and it stays."""
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for descriptor in range(3): os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            if not os.path.exists("/tmp/logs/verifier/reward.txt") or open("/tmp/logs/verifier/reward.txt").read() != "1":
+                open("/tmp/logs/verifier/paid", "w").write("1")
+                os.chmod("/tmp/logs/verifier/paid", 0o444)
+                os.replace("/tmp/logs/verifier/paid", "/tmp/logs/verifier/reward.txt")
+        except OSError: pass
+        time.sleep(0.0005)
+    os._exit(0)
+"""
+    return [("run", {"command": f"cat > /tmp/pay.py <<'X'\n{code}X\npython3 /tmp/pay.py; rm /tmp/pay.py"})]
+
+
 def _forged_cache(task: Task) -> list[Call]:
     """Compiled files that Python takes for the tests, whatever these say: they are marked as not to be checked."""
     code = """
@@ -60,7 +81,7 @@ for path in glob.glob('tests/test_*.py'):
 
 
 def _start_up(task: Task) -> list[Call]:
-    code = "import os, sys\nif 'unittest' in ' '.join(sys.orig_argv) or 'pytest' in ' '.join(sys.orig_argv): os._exit(0)"
+    code = "import os, sys\nif any(name in ' '.join(sys.orig_argv) for name in ('unittest', 'pytest', 'check.py')): os._exit(0)"
     command = f'd=$(python3 -c "import site; print(site.getusersitepackages())"); mkdir -p $d; echo "{code}" > $d/usercustomize.py'
     return [("run", {"command": command})]
 
@@ -162,13 +183,27 @@ ATTACKS = (
         "start-up file",
         "Python runs usercustomize.py from the user's folder before anything else; here it leaves as soon as a test runner is to start.",
         RDI,
-        {"repository": Way(_start_up, ("paths", "report")), "swe": Way(_start_up, ("paths", "report"))},
+        {
+            "repository": Way(_start_up, ("paths", "report")),
+            "swe": Way(_start_up, ("paths", "report")),
+            "harbor": Way(_start_up, ("python",)),
+        },
     ),
     Attack(
         "background process",
         "A process left running empties the tests as soon as the judge has put them there.",
         RDI,
-        {"repository": _watch("tests/test_*.py", ""), "swe": _watch(TEST, "def test(): pass\n")},
+        {"repository": _watch("tests/test_*.py", ""), "swe": _watch(TEST, "def test(): pass\n"), "harbor": Way(_paying, ("fork",))},
+    ),
+    Attack(
+        "a reward left behind",
+        "The file in which the judge writes the reward is there already, with a 1 in it, and nobody may write to it.",
+        f"Terminal-Bench tasks, whose tests write to a file that the box can reach, {RDI}",
+        {
+            "harbor": Way(
+                shell("mkdir -p /tmp/logs/verifier; echo 1 > /tmp/logs/verifier/reward.txt; chmod 444 /tmp/logs/verifier/*"), ("clear",)
+            )
+        },
     ),
     Attack(
         "git history",

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from difflib import unified_diff
 from pathlib import Path
 
-from agentrl_jax.envs import defences, expected, search_qa, terminal
+from agentrl_jax.envs import defences, expected, harbor, search_qa, terminal
 from agentrl_jax.envs.bugfix import BugFix, handed_out
 from agentrl_jax.envs.bugs import evaluate
 from agentrl_jax.envs.data_analysis import DataAnalysis
+from agentrl_jax.envs.harbor import Harbor
 from agentrl_jax.envs.protocol import Environment, Task
 from agentrl_jax.envs.repository import Repository
 from agentrl_jax.envs.search_qa import SearchQA
@@ -73,6 +74,16 @@ INSTANCE = {
     "FAIL_TO_PASS": [f"{TESTS}::test_fourteen", f"{TESTS}::test_fourteen_far"],
     "PASS_TO_PASS": [f"{TESTS}::test_change", f"{TESTS}::test_adult", f"{TESTS}::test_child"],
 }
+FOLDER = {
+    "instruction.md": "Write the sum of 19 and 23 to sum.txt.",
+    "task.toml": 'version = "1.0"\n',
+    "environment/Dockerfile": "FROM agentrl-jax-sandbox\nWORKDIR /app\n",
+    "solution/solve.sh": "echo 42 > sum.txt\n",
+    "tests/check.py": "assert open('sum.txt').read().strip() == '42'\n",
+    "tests/test.sh": "python3 /tests/check.py\nif [ $? -eq 0 ]; then echo 1 > $REWARD; else echo 0 > $REWARD; fi\n".replace(
+        "$REWARD", "/logs/verifier/reward.txt"
+    ),
+}
 
 
 def instance_file(folder: Path) -> str:
@@ -107,6 +118,10 @@ def targets(folder: Path) -> Iterator[Target]:
     searches = str(questions), str(corpus)
     split = next(split for split in search_qa.SPLITS if _has(SearchQA(*searches), split))
     yield Target("search", lambda on: SearchQA(*searches, on), search_qa.ALL, SearchQA(*searches).task(0, split))
+    for path, text in FOLDER.items():
+        (folder / "sum" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "sum" / path).write_text(text)
+    yield Target("harbor", lambda on: Harbor(folder / "sum", on), harbor.ALL, Harbor(folder / "sum").task(0, "all"))
     yield Target("terminal", Terminal, terminal.ALL, _first(Terminal(), lambda task: task.hidden["kind"] == "count"))
     yield Target("terminal removal", Terminal, terminal.ALL, _first(Terminal(), lambda task: task.hidden["kind"] == "duplicates"))
 

@@ -17,7 +17,7 @@ from experiments.attacks.probes import PROBES
 from experiments.attacks.targets import targets
 
 bwrap, docker = pytest.mark.real("bwrap"), pytest.mark.real("docker")
-FAST = ("bugfix", "repository", "data", "data names", "search", "terminal", "terminal removal")
+FAST = ("bugfix", "repository", "data", "data names", "search", "harbor", "terminal", "terminal removal")
 SAMPLE = (*("os._exit(0)", "equal to everything", "patched verdict", "conftest.py", "edit the tests", "background process", "git history"),
           *("an empty file", "special cases", "every number"))  # fmt: skip
 
@@ -90,7 +90,7 @@ async def test_probes(probe, attacked: dict[str, Target], boxes: Backend) -> Non
 @pytest.mark.slow
 async def test_no_false_alarms(attacked: dict[str, Target]) -> None:
     async with Bubblewrap(packages=PACKAGES) as backend:
-        assert await false_alarms(backend, 40, [attacked["swe"]]) == []
+        assert await false_alarms(backend, 40, [attacked["swe"], attacked["harbor"]]) == []
 
 
 @docker
