@@ -48,17 +48,15 @@ class Attack:
 class Target:
     """An environment as it is attacked.
 
-    make:     the environment with these defences
-    every:    the names of all its defences
-    task:     a task that attacks can show something on: doing nothing is not paid, whatever is switched off
-    packages: what the root of the box must have
+    make:  the environment with these defences
+    every: the names of all its defences
+    task:  a task that attacks can show something on: doing nothing is not paid, whatever they have switched off
     """
 
     name: str
     make: Callable[[frozenset[str]], Environment]
     every: frozenset[str]
     task: Task
-    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

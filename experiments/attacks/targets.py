@@ -1,7 +1,7 @@
 """The environments that are attacked, each with a task on which attacks can show something."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from difflib import unified_diff
 from pathlib import Path
 
@@ -88,12 +88,16 @@ FOLDER = {
 
 def instance_file(folder: Path) -> str:
     """Write a small repository with a bug, and the instance file that tells of it."""
-    for path, text in BASE.items():
-        (folder / "tram" / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "tram" / path).write_text(text)
+    _write(folder / "tram", BASE)
     patches = {"patch": _patch("tram/prices.py", MATH, FIXED), "test_patch": _patch(TESTS, VISIBLE, HIDDEN)}
     (folder / "instances.jsonl").write_text(json.dumps(INSTANCE | patches))
     return str(folder / "instances.jsonl")
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
 
 
 def _patch(path: str, before: str, after: str) -> str:
@@ -104,8 +108,8 @@ def targets(folder: Path) -> Iterator[Target]:
     """All of them. `folder`: an empty one, for files that environments are made of."""
     yield Target("bugfix", lambda on: BugFix(0, on), defences.ALL, _first(BugFix(0), _shows_in_bugfix))
     yield Target("repository", lambda on: Repository(0, on), defences.ALL, _first(Repository(0), _shows_in_repository))
-    path = instance_file(folder)
-    yield Target("swe", lambda on: Swe(path, on), defences.ALL, Swe(path).task(0, "all"), ("pytest",))
+    instances = instance_file(folder)
+    yield Target("swe", lambda on: Swe(instances, on), defences.ALL, Swe(instances).task(0, "all"))
 
     yield Target(
         "data", lambda on: DataAnalysis(0, on), expected.ALL, _first(DataAnalysis(0), lambda task: task.hidden["kind"] == "at_least")
@@ -118,9 +122,7 @@ def targets(folder: Path) -> Iterator[Target]:
     searches = str(questions), str(corpus)
     split = next(split for split in search_qa.SPLITS if _has(SearchQA(*searches), split))
     yield Target("search", lambda on: SearchQA(*searches, on), search_qa.ALL, SearchQA(*searches).task(0, split))
-    for path, text in FOLDER.items():
-        (folder / "sum" / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "sum" / path).write_text(text)
+    _write(folder / "sum", FOLDER)
     yield Target("harbor", lambda on: Harbor(folder / "sum", on), harbor.ALL, Harbor(folder / "sum").task(0, "all"))
     yield Target("terminal", Terminal, terminal.ALL, _first(Terminal(), lambda task: task.hidden["kind"] == "count"))
     yield Target("terminal removal", Terminal, terminal.ALL, _first(Terminal(), lambda task: task.hidden["kind"] == "duplicates"))
