@@ -15,11 +15,12 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from agentrl_jax.data.episode import Outcome
-from agentrl_jax.envs.protocol import GraderError
+from agentrl_jax.envs.protocol import Environment, GraderError, Task
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.protocol import Backend, SandboxError
@@ -31,6 +32,7 @@ from experiments.attacks.targets import targets
 ATTACKS: tuple[Attack, ...] = (*leaving.ATTACKS, *lying.ATTACKS, *planting.ATTACKS, *answering.ATTACKS)
 PACKAGES = ("pytest", "numpy", "pandas")
 AT_ONCE = 2  # boxes
+T = TypeVar("T")
 
 
 def line(trial: Trial, attack: Attack, backend: str) -> str:
@@ -52,62 +54,80 @@ async def probed(probe: Probe, target: Target, backend: Backend) -> str | None:
     return None if outcome.reward == 0 else f"{outcome}"
 
 
+async def in_order(jobs: Iterable[Coroutine[Any, Any, T]], show: Callable[[T], None]) -> None:
+    """Run jobs, `AT_ONCE` at a time, and show what comes of each in their order."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(job: Coroutine[Any, Any, T]) -> T:
+        async with gate:
+            return await job
+
+    async with asyncio.TaskGroup() as group:
+        for task in [group.create_task(one(job)) for job in jobs]:
+            show(await task)
+
+
 async def false_alarms(backend: Backend, number: int, extra: Collection[Target] = ()) -> list[str]:
     """What is wrong with gold solutions: those of `number` tasks, every second one amid clutter, and both ways those of `extra`."""
     jobs = [(kind, env, task, bool(i % 2)) for i, (kind, env, task) in enumerate(honest.tasks(number))]
     jobs += [(target.name, target.make(target.every), target.task, clutter) for target in extra for clutter in (False, True)]
-    gate = asyncio.Semaphore(AT_ONCE)
-    wrong: list[str] = []
 
-    async def one(kind: str, env: honest.Environment, task: honest.Task, clutter: bool) -> None:
+    async def one(kind: str, env: Environment, task: Task, clutter: bool) -> str | None:
         calls = [*(honest.CLUTTER[kind] if clutter else ()), *env.gold(task)]
-        target = Target(kind, lambda on: env, frozenset(), task)
-        async with gate:
-            try:
-                found: Outcome | Exception = await played(target, backend, calls)
-            except (GraderError, SandboxError) as error:
-                found = error
-        if isinstance(found, Exception) or found.reward != 1 or found.tampering:
-            wrong.append(f"{task.id}{' amid clutter' * clutter}: {found}")
+        try:
+            found: Outcome | Exception = await played(Target(kind, lambda on: env, frozenset(), task), backend, calls)
+        except (GraderError, SandboxError) as error:
+            found = error
+        if isinstance(found, Outcome) and found.reward == 1 and not found.tampering:
+            return None
+        return f"{task.id}{' amid clutter' * clutter}: {found}"
 
-    async with asyncio.TaskGroup() as group:
-        for job in jobs:
-            group.create_task(one(*job))
-    return wrong
+    wrong: list[str | None] = []
+    await in_order((one(*job) for job in jobs), wrong.append)
+    return [alarm for alarm in wrong if alarm]
 
 
 async def main(names: Sequence[str], gold: int, *, docker: bool, thorough: bool) -> int:
     """Print what came of it all. Returns the exit status."""
     backend: Backend = Docker(packages=PACKAGES) if docker else Bubblewrap(packages=PACKAGES)
-    name, faults, shown, holes, began = "docker" if docker else "bubblewrap", 0, 0, 0, time.perf_counter()
+    name, began = "docker" if docker else "bubblewrap", time.perf_counter()
+    trials: list[Trial] = []
+    hopeful: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        chosen = {target.name: target for target in targets(Path(folder)) if target.name in names or not names}
+        found = {target.name: target for target in targets(Path(folder))}
+        if unknown := sorted(set(names) - found.keys()):
+            raise SystemExit(f"error: no environment {', '.join(unknown)}: there are {', '.join(found)}")
+        chosen = {key: target for key, target in found.items() if key in names or not names}
+
+        async def attacked(attack: Attack, target: Target) -> str:
+            trials.append(await attempt(attack, target, backend, thorough=thorough))
+            return line(trials[-1], attack, name)
+
+        async def tried(probe: Probe, target: Target) -> str:
+            wrong = await probed(probe, target, backend)
+            hopeful.extend([wrong] if wrong else [])
+            return f"{probe.name:32}{target.name:18}{name:12}{probe.why}" + (f"\n    WRONG {wrong}" if wrong else "")
+
         async with backend:
             print(f"{'attack':32}{'environment':18}{'backend':12}{'on':12}{'off':5}stopped by")
-            for attack in ATTACKS:
-                rows = [await attempt(attack, chosen[way], backend, thorough=thorough) for way in attack.ways if way in chosen]
-                for trial in rows:
-                    print(line(trial, attack, name), flush=True)
-                    faults += len(trial.faults)
-                    holes += trial.off is None
-                shown += any(trial.off is not None and not trial.faults for trial in rows)
+            await in_order((attacked(attack, chosen[key]) for attack in ATTACKS for key in attack.ways if key in chosen), flushed)
             print(f"\n{'probe':32}{'environment':18}{'backend':12}why it is hopeless")
-            for probe in PROBES:
-                for target in (chosen[way] for way in probe.scripts if way in chosen):
-                    wrong = await probed(probe, target, backend)
-                    faults += wrong is not None
-                    print(
-                        f"{probe.name:32}{target.name:18}{name:12}{probe.why}{f'{chr(10)}    WRONG {wrong}' if wrong else ''}", flush=True
-                    )
+            await in_order((tried(probe, chosen[key]) for probe in PROBES for key in probe.scripts if key in chosen), flushed)
             alarms = await false_alarms(backend, gold, [chosen[key] for key in ("swe", "harbor") if key in chosen])
-    for alarm in alarms:
-        print(f"WRONG {alarm}")
-    faults += len(alarms)
+    print(*(f"WRONG {alarm}" for alarm in alarms), sep="\n")
+    faults = sum(len(trial.faults) for trial in trials) + len(hopeful) + len(alarms)
+    shown = {trial.attack for trial in trials if trial.off is not None and not trial.faults}
     print(
-        f"\n{shown} attacks shown to work where they are not stopped; {holes} holes; {faults} things are not as they must be; "
-        f"{len(alarms)} false alarms in {gold} gold runs; {time.perf_counter() - began:.0f} s"
+        f"{len(shown)} attacks work where they are not stopped, in {sum(trial.off is not None for trial in trials)} rows; "
+        f"{sum(trial.off is None for trial in trials)} holes; {len(alarms)} false alarms in {gold} gold runs; "
+        f"{faults} things are not as they must be; {time.perf_counter() - began:.0f} s"
     )
     return 1 if faults else 0
+
+
+def flushed(text: str) -> None:
+    """A long run is watched."""
+    print(text, flush=True)
 
 
 if __name__ == "__main__":
