@@ -125,7 +125,7 @@ class Floor:
     async def __aexit__(self, *exc: object) -> None:
         self.folder.cleanup()
 
-    async def start(self, files: Mapping[str, bytes], *, limits: Limits | None = None) -> Folder:
+    async def start(self, files: Mapping[str, bytes], *, limits: Limits | None = None, image: object = None) -> Folder:
         folder = Folder(self.folder.name, self.interpreter)
         for name, data in files.items():
             (folder.path / name).write_bytes(data)
@@ -133,7 +133,7 @@ class Floor:
 
 
 async def episode(backend: Any, env: BugFix, task: Task) -> None:
-    box = await backend.start(task.files, limits=task.limits)
+    box = await backend.start(task.files, limits=task.limits, image=task.image)
     try:
         await env.step(task, "test", {}, box)
         for name, arguments in env.gold(task)[:-1]:
