@@ -23,7 +23,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train eval report check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox bench-envs attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
+.PHONY: help train eval report atif check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox bench-envs attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ eval: $(VENV)/base  ## evaluate the policy that an experiment's run ended with, 
 
 report: $(VENV)/base  ## write a run's page, made to be opened in a browser: RUN=runs/NAME (default: the latest)
 	$(BIN)/python -m agentrl_jax.report $(RUN) $(ARGS)
+
+atif: $(VENV)/base  ## write a run's episodes as trajectories in Harbor's format: RUN=runs/NAME
+	$(BIN)/python -m agentrl_jax.report.atif $(RUN) $(ARGS)
 
 check-env: $(VENV)/dev  ## prove the environments: gold solutions score 1, doing nothing and plausible wrong ones 0: ENV=search ARGS="--tasks 500"
 	$(BIN)/python -m experiments.check_env $(addprefix --env ,$(ENV)) $(ARGS)

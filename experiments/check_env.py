@@ -158,7 +158,7 @@ class Played:
 async def play(backend: Backend, env: Environment, task: Task, script: Generator[Call, Observation, None], *, ask: bool = False) -> Played:
     """Play a script that ends by handing in, and score it. Keys are taken from observations where they tell them, unless `ask`ed for."""
     began, calls, said = time.perf_counter(), ["start"], []
-    box = Counted(await backend.start(task.files, limits=task.limits), calls)
+    box = Counted(await backend.start(task.files, limits=task.limits, image=task.image), calls)
     try:
         states = [await env.state(task, box)]
         call = next(script)
