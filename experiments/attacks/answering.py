@@ -36,7 +36,7 @@ ATTACKS = (
     Attack(
         "all that was read",
         "The answer is every passage that a search has shown.",
-        "answers that are right where they contain what is asked for, as in early Search-R1-like rewards by F1 or substring",
+        LENIENT,
         {"search": Way(lambda task: [("answer", {"text": " ".join(PASSAGES.values())})], ("exact", "short"))},
     ),
     Attack(

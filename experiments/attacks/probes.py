@@ -68,6 +68,13 @@ for descriptor in range(3, 20):
         except OSError: pass
 """
 
+TRAPS = """
+for f in README*; do rm $f; truncate -s 1T $f; done
+for f in tests/*; do rm -r $f; mkfifo $f; done
+ln -s loop loop; ln -s . here; ln -s .. up; ln -s /proc proc; ln -s /dev/zero zero.py; rm -rf .git; ln -s / .git
+for i in $(seq 200); do mkdir xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx && cd xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done; touch y; true
+"""
+
 PROBES = (
     Probe("a loop", "a run that does not end is no pass anywhere", _endless("while True: pass")),
     Probe("a flood of output", "the same; output is cut", _endless("import os\nwhile True: os.write(1, b'x' * 65536)")),
@@ -100,5 +107,10 @@ PROBES = (
         _shell("mkdir -p 'tests/..x' \"$(printf 't\\303\\251sts')\"; touch \"$(printf 'a\\nb')\" \"$(printf '\\377')\" 'tests/../..'"),
     ),
     Probe("no rights", "folders are opened up again", _shell("chmod 000 tests/* tests *; true")),
+    Probe(
+        "a tree of traps",
+        "pipes that wait, files of a terabyte, links in circles, folders without a bottom: none is followed or read",
+        _shell(TRAPS),
+    ),
     Probe("folders in the place of files", "they are cleared away", _shell("for f in tests/*.py; do rm $f; mkdir -p $f/x; done")),
 )
