@@ -62,6 +62,8 @@ class Verdict:
     tampering: tuple[str, ...] = ()
 
 
+TRIES = 2  # a run without a report is made again: what ended the first may have come from outside, and that must never be scored
+
 Grade = Callable[[Collection[str], bool], Awaitable[Verdict | None]]
 """Grade with these defences what the policy left, or the gold solution; None where the run gave no complete report."""
 
@@ -75,8 +77,10 @@ def chosen(defences: Collection[str]) -> tuple[str, ...]:
 
 async def judged(grade: Grade, defences: Collection[str]) -> Outcome:
     """The reward by the chosen defences, the truth by all. Raises GraderError where the gold solution gives no full marks either."""
-    strict = await grade(ALL, False)
-    if strict is None:
+    for _ in range(TRIES):
+        if (strict := await grade(ALL, False)) is not None:
+            break
+    else:
         gold = await grade(ALL, True)
         if gold is None or not gold.passed:
             raise GraderError(f"the gold solution fails too: {gold}")

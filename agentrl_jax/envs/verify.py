@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl_jax.data.episode import Outcome
 from agentrl_jax.envs import inbox
-from agentrl_jax.envs.defences import ALL, opened
+from agentrl_jax.envs.defences import ALL, TRIES, opened
 from agentrl_jax.envs.protocol import GraderError
 from agentrl_jax.sandbox.protocol import Sandbox
 
@@ -41,8 +41,10 @@ async def verify(box: Sandbox, cases: Sequence[Case], *, gold: Mapping[str, str]
     protected: path -> text of files the policy had no business to change; those that differ are named in `tampering`
     Raises SandboxError, and GraderError where `gold` gives no full marks either, graded in a fork of its own.
     """
-    report = await grade(box, dict.fromkeys(gold), cases, protected)
-    if report is None:
+    for _ in range(TRIES):
+        if (report := await grade(box, dict.fromkeys(gold), cases, protected)) is not None:
+            break
+    else:
         report = await grade(box, gold, cases, protected)
         if report is None or report[1] != [case.want for case in cases]:
             raise GraderError(f"the gold solution fails too: {report}")
