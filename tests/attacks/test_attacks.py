@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agentrl_jax.envs.defences import touched
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 from agentrl_jax.sandbox.docker import Docker
 from agentrl_jax.sandbox.protocol import Backend
@@ -91,6 +92,11 @@ async def test_probes(probe, attacked: dict[str, Target], boxes: Backend) -> Non
 async def test_no_false_alarms(attacked: dict[str, Target]) -> None:
     async with Bubblewrap(packages=PACKAGES) as backend:
         assert await false_alarms(backend, 40, [attacked["swe"], attacked["harbor"]]) == []
+
+
+def test_what_python_has_compiled_is_no_tampering_where_python_puts_it() -> None:
+    found = [(path, "new") for path in ("kit/__pycache__/core.cpython-311.pyc", "kit/core.pyc", "__pycache__/conftest.py")]
+    assert touched(repr(found), {"kit/core.py": b""}, lambda path: False) == ("kit/core.pyc", "__pycache__/conftest.py")
 
 
 @docker
