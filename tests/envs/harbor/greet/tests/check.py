@@ -1,1 +1,3 @@
-assert open("greeting.txt").read().count("\n") == 1
+from pathlib import Path
+
+assert Path("greeting.txt").read_text().count("\n") == 1
