@@ -1,16 +1,12 @@
 """Teach a policy to search before it answers: questions about the standard library, some of which take several searches.
 
-    python -m experiments.search_qa                  # builds everything and plays the key once: seconds and episodes per second
     make train EXP=experiments/search_qa.py ARGS="policy=path/of/a/model"
 
 What a search shows takes some 400 tokens of a vocabulary of 512, so the small model of the main run has nowhere near the context it would
-need: bring a pretrained model, and vLLM to serve it. Of the second command, one step was run, with the small model on two CPU cores, to see
+need: bring a pretrained model, and vLLM to serve it. One step was run, with the small model on two CPU cores, to see
 that all parts go together; no score is claimed.
 """
 
-import asyncio
-import sys
-import time
 from collections.abc import Generator
 from functools import partial
 from random import Random
@@ -20,8 +16,6 @@ from agentrl_jax.config import Experiment, Optimizer, Rollout
 from agentrl_jax.envs.protocol import Call, Observation, Task
 from agentrl_jax.envs.search_qa import SearchQA
 from agentrl_jax.inference.served import Served
-from agentrl_jax.sandbox.bubblewrap import Bubblewrap
-from agentrl_jax.sandbox.protocol import Backend
 
 RIGHT = 0.6  # how often the expert answers rightly
 READ = 0.5  # how often it reads what came first
@@ -51,40 +45,3 @@ experiment = Experiment(
     optimizer=Optimizer(learning_rate=1e-6),
     steps=200,
 )
-
-
-async def play(backend: Backend, environment: SearchQA, task: Task) -> float:
-    """Reward of the key."""
-    box = await backend.start(task.files)
-    try:
-        for name, arguments in environment.gold(task):
-            await environment.step(task, name, arguments, box)
-        return (await environment.score(task, box)).reward
-    finally:
-        await box.close()
-
-
-async def main(tasks: int) -> int:
-    """Print what takes how long; 1 where a key does not score."""
-    environment = SearchQA()
-    began = time.perf_counter()
-    environment.task(0)
-    print(f"text, questions and index: {time.perf_counter() - began:.1f} s")
-    began = time.perf_counter()
-    drawn = [environment.task(seed) for seed in range(tasks)]
-    print(f"{(time.perf_counter() - began) / tasks * 1e3:.2f} ms a task, {len({task.prompt for task in drawn})} different in {tasks}")
-    async with Bubblewrap() as backend:
-        gate = asyncio.Semaphore(16)
-
-        async def gated(task: Task) -> float:
-            async with gate:
-                return await play(backend, environment, task)
-
-        began = time.perf_counter()
-        rewards = await asyncio.gather(*map(gated, drawn))
-    print(f"{tasks / (time.perf_counter() - began):.1f} episodes/s; the key scores {sum(rewards) / tasks:.3f}")
-    return int(sum(rewards) < tasks)
-
-
-if __name__ == "__main__":
-    sys.exit(asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)))
