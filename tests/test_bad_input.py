@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentrl_jax import train
+from experiments.chaos import tiny
 from tests.launch import EXPERIMENT
 
-GOOD = Path(EXPERIMENT).read_text()
+GOOD = Path(tiny.__file__).read_text()
 
 
 def fails(capsys, message: str, *arguments: object) -> None:

@@ -151,6 +151,11 @@ def command_line(process: int) -> bytes:
         return b""
 
 
+def mounted() -> list[str]:
+    """What is mounted, but for the containers of an engine that runs beside."""
+    return [line for line in Path("/proc/mounts").read_text().splitlines() if "docker" not in line]
+
+
 @pytest.mark.real("bwrap")
 async def test_the_backend_leaves_no_process_and_no_descriptor():
     async def use(box: Sandbox) -> None:
@@ -162,7 +167,7 @@ async def test_the_backend_leaves_no_process_and_no_descriptor():
 
     async with Bubblewrap() as warm:  # the event loop keeps a descriptor or two of its own from the first process on
         await warm.start({"a": b"1"})
-    before, descriptors, mounts = descendants(os.getpid()), os.listdir("/proc/self/fd"), Path("/proc/mounts").read_text()
+    before, descriptors, mounts = descendants(os.getpid()), os.listdir("/proc/self/fd"), mounted()
     async with Bubblewrap() as backend:
         boxes = [await backend.start({"a": b"1"}) for _ in range(4)]
         await asyncio.gather(*map(use, boxes))
@@ -173,7 +178,7 @@ async def test_the_backend_leaves_no_process_and_no_descriptor():
         started |= descendants(os.getpid()) - before
     assert until_gone(started) == set()
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
-    assert Path("/proc/mounts").read_text() == mounts
+    assert mounted() == mounts
 
 
 CLIENT = """
