@@ -1,6 +1,6 @@
 """The main run in short, sampled by a vLLM server on this machine's CPUs instead of the embedded engine.
 
-    make vllm                                     # once: vLLM in an environment of its own, two minutes, 1.9 GB
+    make .venv-vllm/pins                          # once: vLLM in an environment of its own, two minutes, 1.9 GB (`make vllm` does it too)
     make train EXP=experiments/bugfix_vllm.py
 
 The policy is that of the main run with heads of 32, which vLLM computes on CPUs; embedded parts make its warm start. Each step then pushes
