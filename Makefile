@@ -26,7 +26,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .PHONY: help train eval report atif check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox bench-envs attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(VENV)/base  ## run an experiment: EXP=experiments/bugfix_grpo.py ARGS="optimizer.learning_rate=1e-3 advantage=my_rule.py:rule"
 	$(BIN)/python -m agentrl_jax.train $(EXP) $(ARGS)
@@ -113,6 +113,7 @@ clean:  ## remove the environment and all caches; runs/ stays
 # vLLM for CPUs has an environment of its own: two minutes, 1.9 GB (Python 3.11).
 .venv-vllm/pins: requirements/vllm.txt | $(VENV)/dev
 	@$(BIN)/python -m agentrl_jax.inference.vllm_server install .venv-vllm
+	@touch $@
 
 # Each of these files stands for a finished installation.
 $(VENV)/base: setup.cfg pyproject.toml $(wildcard requirements/py*.txt)
