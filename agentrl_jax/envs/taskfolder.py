@@ -25,6 +25,8 @@ SOLUTION = 64 << 10  # bytes of a solution, which has to fit into a command
 MOST = Limits(seconds=60.0, memory=2 << 30, processes=256, disk=256 << 20, inodes=20_000)
 """What a task may ask for. One that asks for more gets this: the format's usual figures are those of whole machines."""
 
+TESTING = 240.0  # seconds of the tests at most: two runs of tests that loop stay below the deadline of a grader, and score 0
+
 NUMBER, TEXT, TABLE, ANY = (int, float), (str,), (dict,), (object,)
 KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "": {
@@ -118,7 +120,7 @@ def read(folder: Path) -> TaskFolder:
         limits=Limits(min(seconds, MOST.seconds), min(memory, MOST.memory), MOST.processes, min(disk, MOST.disk), MOST.inodes, MOST.output),
         tests=tests,
         verifier_env=_variables(path, config, "verifier"),
-        verifier_seconds=_number(path, config, "verifier", "timeout_sec", 600.0),
+        verifier_seconds=min(_number(path, config, "verifier", "timeout_sec", 600.0), TESTING),
         solution=solution,
         solution_env=_variables(path, config, "solution"),
     )

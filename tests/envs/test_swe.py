@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from agentrl_jax.data.episode import Outcome
+from agentrl_jax.envs import swe, taskfolder
 from agentrl_jax.envs.defences import ALL
 from agentrl_jax.envs.instances import load
 from agentrl_jax.envs.protocol import Call, Environment, GraderError
 from agentrl_jax.envs.swe import Swe
+from agentrl_jax.rollout.agent import RolloutLimits
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 
 bwrap = pytest.mark.real("bwrap")
@@ -350,3 +352,9 @@ def test_splits_are_disjoint(written: Written) -> None:
     assert len(ids["all"]) == 30
     with pytest.raises(ValueError, match="one of train, held_out, all"):
         env.task(0, "test")
+
+
+def test_a_solution_that_loops_cannot_exceed_the_deadline_of_a_grader():
+    deadline = RolloutLimits(turns=1, turn_tokens=1, episode_tokens=1, context=1).deadline
+    assert deadline > 4 * (swe.SECONDS + 2 * swe.PREPARING)
+    assert deadline > 2 * taskfolder.TESTING
