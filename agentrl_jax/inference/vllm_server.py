@@ -154,11 +154,15 @@ async def client(*, timeout: float) -> httpx.AsyncClient:  # noqa: ASYNC109 - of
 async def call(http: httpx.AsyncClient, url: str, body: Any = None) -> Any:
     """POST `body` as JSON (bytes are JSON already), or GET where it is None; the parsed answer, or its text where that is not JSON.
 
+    Every call has a connection of its own: the server closes the one that it answered an error on, maybe only after the next call was
+    sent over it.
+
     Raises InferenceError naming the URL: no answer within the client's timeout, or an HTTP status of an error, with its text.
     """
     content = body if body is None or isinstance(body, bytes) else json.dumps(body)
+    headers = {"Content-Type": "application/json", "Connection": "close"}
     try:
-        answer = await http.request("GET" if body is None else "POST", url, content=content, headers={"Content-Type": "application/json"})
+        answer = await http.request("GET" if body is None else "POST", url, content=content, headers=headers)
     except httpx.HTTPError as error:
         raise InferenceError(f"{url}: no answer ({type(error).__name__}: {error}); is the server running?") from error
     try:
