@@ -32,6 +32,7 @@ from agentrl_jax.envs.protocol import Environment
 from agentrl_jax.inference.serving import embedded
 from agentrl_jax.kernels.reduce import Reduction
 from agentrl_jax.models.decoder import ModelConfig
+from agentrl_jax.models.lora import PROJECTIONS
 from agentrl_jax.overrides import ConfigError, accepts, describe, differences, expected, load_file, override
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 
@@ -41,6 +42,7 @@ __all__ = [
     "Evaluate",
     "Experiment",
     "Limits",
+    "Lora",
     "Optimizer",
     "Rollout",
     "WarmStart",
@@ -190,6 +192,28 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (`models.lora`) are trained, and the policy's own weights stay. Good learning rates are about ten times higher.
+
+    rank:        columns of A, rows of B
+    alpha:       A B is scaled by alpha / rank
+    projections: the matrices that get one, in every layer
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    projections: tuple[str, ...] = PROJECTIONS
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("rank", "alpha"))
+        wrong = [name for name in self.projections if name not in PROJECTIONS]
+        _require(
+            bool(self.projections) and not wrong,
+            f"lora.projections must be one or more of {', '.join(PROJECTIONS)}, got {', '.join(wrong) or 'none'}",
+        )
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Evaluation on tasks that are never trained on: one episode each.
 
@@ -221,6 +245,7 @@ class Experiment:
     horizon:     tokens that reduction "constant" divides by
     correction:  `CorrectionFn`: what is done about tokens that other weights sampled
     reference:   whether the loss is given the log-probs of the policy that the run started from
+    lora:        trains adapters of the policy's weights instead of them; None: all weights
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
     components:  named parts of the reward that credit rules are given
     anchors:     `AnchorFn`: which turns started in the same state, for GiGPO; equal keys of the environment if left out
@@ -244,6 +269,7 @@ class Experiment:
     horizon: int | None = None
     correction: Callable[..., Any] | None = None
     reference: bool = False
+    lora: Lora | None = None
     rewrite: Callable[..., Any] | None = None
     components: tuple[str, ...] = ()
     anchors: Callable[..., Any] = anchor_groups

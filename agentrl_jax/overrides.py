@@ -227,8 +227,9 @@ def _read(hint: Any, text: str, current: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     wrong = _MismatchError(f"{path} must be {expected(hint)}, got {text!r}")
     if origin in (Union, types.UnionType):
-        # What is exact comes first; str and module:name take almost anything.
-        for argument in sorted(arguments, key=lambda a: (a is str, typing.get_origin(a) is collections.abc.Callable)):
+        # What is exact comes first, none before all; str and module:name take almost anything.
+        order = sorted(arguments, key=lambda a: (a is not types.NoneType, a is str, typing.get_origin(a) is collections.abc.Callable))
+        for argument in order:
             try:
                 return _read(argument, text, current, path)
             except _MismatchError:

@@ -17,6 +17,8 @@ from agentrl_jax.inference.runner import Stats
 from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.update import Learner, TrainState
 from agentrl_jax.models.decoder import ModelConfig, Params
+from agentrl_jax.models.lora import Trained
+from agentrl_jax.models.lora import init as init_adapter
 from agentrl_jax.models.sharding import rows_mesh
 
 CreditOf = dict[str, tuple[NDArray[np.float32], ...]]
@@ -39,6 +41,14 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
     )
 
 
+def trained_of(experiment: Experiment, params: Params) -> Trained:
+    """What the run trains: all weights, or a new adapter of them."""
+    if experiment.lora is None:
+        return params
+    lora = experiment.lora
+    return init_adapter(params, jax.random.key(experiment.seed), rank=lora.rank, alpha=lora.alpha, projections=lora.projections)
+
+
 def first_shape(experiment: Experiment) -> Shape:
     """A batch of episodes that fill half their context, a third of it sampled: what a run compiles for before it knows better."""
     episodes = experiment.rollout.groups * experiment.rollout.group_size
@@ -57,6 +67,7 @@ def learn(
     Between the two transfers, of the batch to the device and of the metrics back, nothing crosses.
     """
     settings = experiment.optimizer
+    base = start if experiment.lora else None
     host, packing = collate(
         episodes,
         row_length=experiment.row_length,
@@ -70,15 +81,15 @@ def learn(
     parts = minibatch_rows(host, settings.minibatches, seed=(experiment.seed << 24) + step)
     batch, rows = learner.place((host, list(parts)))
     with jax.transfer_guard("disallow"):
-        proximal = learner.logprobs(state.params, batch.tokens)
+        proximal = learner.logprobs(state.params, batch.tokens, base)
         differences = difference(proximal, batch.tokens)
         if experiment.rewrite is not None:
-            batch = experiment.rewrite(batch, lambda tokens: learner.logprobs(state.params, tokens))
+            batch = experiment.rewrite(batch, lambda tokens: learner.logprobs(state.params, tokens, base))
         reference = learner.logprobs(start, batch.tokens) if experiment.reference else None
         signals = learner.signals(batch, proximal, reference)
         found = []
         for part in rows:
-            state, metrics = learner.update(state, batch, signals, part)
+            state, metrics = learner.update(state, batch, signals, part, base)
             found.append(metrics)
     advantages, found, differences = jax.device_get((signals.advantages, found, differences))
     values = {f"train/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}

@@ -19,6 +19,7 @@ from agentrl_jax.data.credits import CreditWriter
 from agentrl_jax.data.store import EpisodeWriter
 from agentrl_jax.evaluate import parts_of, play, score, serving_of, settings_of
 from agentrl_jax.learner.checkpoint import Checkpoints
+from agentrl_jax.models.lora import whole
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.prepare import first_policy
@@ -31,7 +32,7 @@ from agentrl_jax.report.score import table
 from agentrl_jax.report.summary import summarise
 from agentrl_jax.rollout.collector import collect, plan
 from agentrl_jax.runs import AFTER, BEFORE, claim, read_score, reported, write_score
-from agentrl_jax.step import Clock, first_shape, learn, learner_of
+from agentrl_jax.step import Clock, first_shape, learn, learner_of, trained_of
 
 
 async def train(experiment: Experiment) -> Path:
@@ -44,7 +45,7 @@ async def train(experiment: Experiment) -> Path:
         policy = await first_policy(experiment, backend, folder)
         policy.tokenizer.save(folder / TOKENIZER)
         learner = learner_of(experiment, policy.model)
-        state, step, shape = learner.init(policy.params), 0, first_shape(experiment)
+        state, step, shape = learner.init(trained_of(experiment, policy.params)), 0, first_shape(experiment)
         start = learner.place(policy.params)
         checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints"))
         if checkpoints.latest is not None:
@@ -64,7 +65,7 @@ async def train(experiment: Experiment) -> Path:
             while step < experiment.steps:
                 values = {}
                 clock = Clock(serving.stats)
-                await serving.update(state.params, step)
+                await serving.update(whole(state.params, start), step)
                 if step % experiment.evaluate.every == 0:
                     values |= summarise(await play(experiment, parts, experiment.evaluate.tasks), "eval")
                     clock.lap("evaluate")
@@ -88,8 +89,8 @@ async def train(experiment: Experiment) -> Path:
             if not state.updates.is_deleted():
                 checkpoints.save(step, state, {"shape": list(shape)})
 
-        trained = Policy(policy.model, state.params, policy.tokenizer)
-        await serving.update(state.params, step)
+        trained = Policy(policy.model, whole(state.params, start), policy.tokenizer)
+        await serving.update(whole(state.params, start), step)
         after = read_score(folder / AFTER) or write_score(folder / AFTER, await score(experiment, parts))
         if not (folder / "policy").exists():
             trained.write(folder / "policy", context_limit=experiment.rollout.context)

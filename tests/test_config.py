@@ -11,7 +11,19 @@ import pytest
 from hypothesis import strategies as st
 
 from agentrl_jax import config, credit, objective
-from agentrl_jax.config import ConfigError, Evaluate, Experiment, Limits, Optimizer, Rollout, WarmStart, describe, differences, override
+from agentrl_jax.config import (
+    ConfigError,
+    Evaluate,
+    Experiment,
+    Limits,
+    Lora,
+    Optimizer,
+    Rollout,
+    WarmStart,
+    describe,
+    differences,
+    override,
+)
 from agentrl_jax.envs.bugfix import BugFix
 from agentrl_jax.envs.expert import expert
 from agentrl_jax.overrides import assignments
@@ -47,6 +59,8 @@ experiment = Experiment(
         (lambda: Limits(dropped_in_stats=True), "limits.dropped_in_stats=true needs limits.handling=drop"),
         (lambda: Optimizer(learning_rate=-1.0), "optimizer.learning_rate must be above 0"),
         (lambda: Optimizer(weight_decay=-0.1), "optimizer.weight_decay must be 0 or more"),
+        (lambda: Lora(rank=0), "lora.rank must be above 0"),
+        (lambda: Lora(projections=("q_proj", "w")), "lora.projections must be one or more of q_proj, k_proj, v_proj"),
         (lambda: Evaluate(every=0), "evaluate.every must be above 0"),
         (lambda: replace(BASE, name="a/b"), "name must be a folder name"),
         (lambda: replace(BASE, seed=-1), "seed must be 0 or more"),
@@ -187,6 +201,14 @@ def settings(node: object, prefix: str = "") -> list[tuple[str, Any]]:
         elif hint in (int, float, bool, str) or get_origin(hint) is Literal:
             found.append((f"{prefix}{name}", hint))
     return found
+
+
+def test_what_is_optional_is_set_by_its_fields_where_there_is_one():
+    adapted = replace(BASE, lora=Lora())
+    changed = override(adapted, ["lora.rank=8", "lora.projections=q_proj,v_proj"])
+    assert changed.lora == Lora(8, projections=("q_proj", "v_proj"))
+    assert override(BASE, assignments(describe(changed))).lora == changed.lora
+    assert override(adapted, ["lora=none"]).lora is None
 
 
 def test_settings_that_go_together_are_set_together():

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from agentrl_jax import credit, objective
-from agentrl_jax.config import Limits
+from agentrl_jax.config import Limits, Lora
 from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.inference.runner import Stats
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, init_params
+from agentrl_jax.models.lora import Adapter, whole
 from agentrl_jax.report import metrics
-from agentrl_jax.step import Clock, degenerate, first_shape, learn, learner_of
+from agentrl_jax.step import Clock, degenerate, first_shape, learn, learner_of, trained_of
 from tests import tiny
 from tests.data.strategies import make_episode
 
@@ -35,7 +36,7 @@ def collected(n=6, *, step=0, turns=2, **options):
 
 def start(of=experiment):
     learner, params = learner_of(of, MODEL), init_params(MODEL, jax.random.key(0))
-    return learner, learner.init(params), learner.place(params)
+    return learner, learner.init(trained_of(of, params)), learner.place(params)
 
 
 def learned(episodes, of=experiment, *, step=0, shape=SMALL):
@@ -98,6 +99,19 @@ def test_the_reference_is_the_policy_that_the_run_started_from():
         state, _, values, _ = learn(of, learner, state, params, collected(step=step), step, SMALL)
         divergences.append(values["train/kl_reference"])
     assert 0 <= divergences[0] < divergences[1]
+
+
+def test_an_adapter_is_trained_and_its_base_stays():
+    of = replace(experiment, lora=Lora(rank=2, projections=("q_proj", "v_proj")))
+    learner, before, base = start(of)
+    untrained = jax.tree.map(jnp.copy, base)
+    proximal = whole(before.params, base)
+    state, _, values, _ = learn(of, learner, before, base, collected(), 0, SMALL)
+    assert_same_bits((proximal, base), (untrained, untrained))
+    assert isinstance(state.params, Adapter)
+    assert values["train/update_norm"] > 0
+    changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), whole(state.params, base), base)
+    assert sum(jax.tree.leaves(changed)) == 2
 
 
 def test_a_run_compiles_a_bounded_number_of_programs():

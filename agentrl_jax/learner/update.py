@@ -22,6 +22,7 @@ from agentrl_jax.data.batch import Batch, Tokens
 from agentrl_jax.kernels.logprob import token_logprobs
 from agentrl_jax.kernels.reduce import Reduction, token_weights
 from agentrl_jax.models.decoder import Decoder, ModelConfig, Params, unembed
+from agentrl_jax.models.lora import Trained, attached, frozen
 from agentrl_jax.models.sharding import ROWS, everywhere, rows_mesh
 from agentrl_jax.objective import LossFn, PolicyInputs, Signals
 
@@ -31,9 +32,9 @@ LOGITS = 2048  # tokens whose logits exist at the same time
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What training changes. updates: optimizer steps done, i32."""
+    """What training changes. params: all weights, or an adapter; updates: optimizer steps done, i32."""
 
-    params: Params
+    params: Trained
     opt_state: optax.OptState
     updates: Int[Array, ""]
 
@@ -59,19 +60,20 @@ class Learner:
     horizon: float | None = None
     mesh: Mesh = field(default_factory=partial(rows_mesh, 1))
 
-    def init(self, params: Params) -> TrainState:
+    def init(self, params: Trained) -> TrainState:
         """The state before the first update. The parameters are copied: updates donate their buffers."""
-        params = jax.tree.map(jnp.copy, params)
-        return self.place(TrainState(params, self.optimizer.init(params), jnp.int32(0)))
+        copied: Any = jax.tree.map(jnp.copy, params)
+        return self.place(TrainState(copied, self.optimizer.init(copied), jnp.int32(0)))
 
     def place(self, tree: Any) -> Any:
         """Copies of all arrays on all devices: what the other methods take, the rows of batches included."""
         return jax.device_put(tree, everywhere(self.mesh))
 
     @partial(jax.jit, static_argnums=0)
-    def logprobs(self, params: Params, tokens: Tokens) -> Float[Array, "B T"]:
-        """Log-prob of every token of `predict` under `params`, 0 elsewhere."""
-        return self._on_rows(lambda params, tokens: token_logprobs_of(self.model, params, tokens)[0], PartitionSpec(ROWS))(params, tokens)
+    def logprobs(self, params: Trained, tokens: Tokens, base: Params | None = None) -> Float[Array, "B T"]:
+        """Log-prob of every token of `predict` under `params`, 0 elsewhere. base: what is adapted, where `params` are an adapter."""
+        of_rows = self._on_rows(lambda both, tokens: token_logprobs_of(self.model, both[0], tokens, both[1])[0], PartitionSpec(ROWS))
+        return of_rows((params, base), tokens)
 
     @partial(jax.jit, static_argnums=0)
     def signals(self, batch: Batch, proximal: Float[Array, "B T"] | None = None, reference: Float[Array, "B T"] | None = None) -> Signals:
@@ -91,6 +93,7 @@ class Learner:
         batch: Batch,
         signals: Signals,
         rows: Int[Array, " b"],
+        base: Params | None = None,
     ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
         """One optimizer step on some `rows` of the batch. Returns the new state and metrics, all still on the device.
 
@@ -102,11 +105,12 @@ class Learner:
         mask = mask if signals.counted is None else mask & signals.counted
         weights = token_weights(mask, tokens.episode, table.group, reduction=self.reduction, horizon=self.horizon)
         of_rows = self._on_rows(self._gradient, PartitionSpec())
-        (loss, metrics), gradient = of_rows(state.params, tokens, signals, mask, weights)
+        (loss, metrics), gradient = of_rows((state.params, base), tokens, signals, mask, weights)
 
         norm = optax.tree.norm(gradient)
-        change, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, change)
+        params: Any = state.params
+        change, opt_state = self.optimizer.update(gradient, state.opt_state, params)
+        params = optax.apply_updates(params, change)
         stepped = TrainState(params, opt_state, state.updates + 1)
         good = jnp.any(mask) & jnp.isfinite(norm)
         state = jax.tree.map(lambda new, old: jnp.where(good, new, old), stepped, state)
@@ -121,16 +125,17 @@ class Learner:
     def _on_rows(self, function: Callable[..., Any], out: PartitionSpec) -> Callable[..., Any]:
         """`function(params, *rows)` on every device's share of the rows."""
 
-        def split(params: Params, *rows: Any) -> Any:
+        def split(params: Any, *rows: Any) -> Any:
             specs = (PartitionSpec(), *[PartitionSpec(ROWS)] * len(rows))
             return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)(params, *rows)
 
         return split
 
-    def _gradient(self, params: Params, *rows: Any) -> Any:
+    def _gradient(self, both: tuple[Trained, Params | None], *rows: Any) -> Any:
         """((loss, metrics), gradient), summed over the pieces of a device's rows and over the devices."""
+        params, base = both
         pieces = jax.tree.map(lambda x: x.reshape(self.accumulate, -1, *x.shape[1:]), rows)
-        gradient_of = jax.value_and_grad(partial(_weighted_loss, self), has_aux=True)
+        gradient_of = jax.value_and_grad(partial(_weighted_loss, self, base=base), has_aux=True)
 
         def add(total: Any, piece: Any) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, gradient_of(params, *piece)), None
@@ -143,13 +148,14 @@ class Learner:
 
 def _weighted_loss(
     learner: Learner,
-    params: Params,
+    params: Trained,
     tokens: Tokens,
     signals: Signals,
     mask: Bool[Array, "b T"],
     weights: Float[Array, "b T"],
+    base: Params | None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    new, entropy = token_logprobs_of(learner.model, params, tokens)
+    new, entropy = token_logprobs_of(learner.model, params, tokens, base)
     per_token = learner.loss(PolicyInputs(new, entropy, tokens.logprob, signals, mask, tokens.segment, tokens.turn))
 
     def total(x: Float[Array, "b T"]) -> Float[Array, ""]:
@@ -158,12 +164,16 @@ def _weighted_loss(
     return total(per_token.loss), {name: total(x) for name, x in per_token.metrics.items()}
 
 
-def token_logprobs_of(model: ModelConfig, params: Params, tokens: Tokens) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+def token_logprobs_of(
+    model: ModelConfig, trained: Trained, tokens: Tokens, base: Params | None = None
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-prob of each token of `predict` given those before it in its segment, and the entropy there; 0 elsewhere.
 
     Logits are made at these positions alone and for `LOGITS` tokens at a time.
     """
-    hidden = Decoder(model).apply({"params": params}, tokens.ids, tokens.position, tokens.segment)
+    params = frozen(trained, base)
+    with attached(trained):
+        hidden = Decoder(model).apply({"params": params}, tokens.ids, tokens.position, tokens.segment)
     assert isinstance(hidden, jax.Array)
     width = tokens.ids.shape[1]
     at = jnp.minimum(tokens.predict, width - 1)

@@ -14,6 +14,7 @@ from agentrl_jax.data.episode import Episode
 from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, Params
+from agentrl_jax.models.lora import whole
 from agentrl_jax.models.sharding import rows_mesh
 
 
@@ -47,4 +48,4 @@ def imitate(
         state, metrics = learner.update(state, batch, signals, learner.place(drawn))
         if done % 10 == 0 or done == settings.updates:
             progress(done, float(metrics["loss"]))
-    return state.params
+    return whole(state.params, None)
