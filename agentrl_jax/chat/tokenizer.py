@@ -55,7 +55,9 @@ class ChatTokenizer:
         self._markup = Tokenizer.from_str(source)
         # Without its added tokens the same BPE can only make ordinary tokens: no text of a task or a tool can forge a turn or a call.
         self._plain = Tokenizer.from_str(json.dumps(json.loads(source) | {"added_tokens": []}))
-        missing = [text for text in (*CONTROL, *TAGS) if self._markup.token_to_id(text) is None]
+        # Tags may be ordinary text: only a policy's own turn is searched for them. Control tokens end turns, so text must not spell them.
+        added = {token.content for token in self._markup.get_added_tokens_decoder().values()}
+        missing = [text for text in CONTROL if text not in added]
         if missing:
             raise ValueError(f"tokenizer.json: no token for {', '.join(missing)}; the chat layout needs them as added tokens")
 
