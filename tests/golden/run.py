@@ -1,9 +1,9 @@
-"""Check every case of a golden folder against this package, in float64.
+"""Check every case of a golden folder against this package, in float64; its models in float32.
 
     python tests/golden/run.py FOLDER [--first] [FUNCTION ...]
 
-FOLDER holds `manifest.json` and one `.npz` per family. Prints passed, failed and unsupported per function; exits with 1 on a failure.
-FUNCTION is the beginning of a name; --first looks at one case of each function only.
+FOLDER holds `manifest.json` and one `.npz` per family, and model folders in `hf_models`. Prints passed, failed and unsupported per function
+and per model (hf.NAME); exits with 1 on a failure. FUNCTION is the beginning of a name; --first looks at one case of each function only.
 """
 
 import json
@@ -25,7 +25,7 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_platforms", "cpu")
 
-from tests.golden import adapters  # noqa: F401
+from tests.golden import adapters, models  # noqa: F401
 from tests.golden.adapter import ADAPTERS, UNSUPPORTED, Case
 
 TOLERANCE = {"float64": (1e-7, 1e-9), "float32 inside": (2e-5, 1e-6)}
@@ -34,8 +34,9 @@ TOLERANCE = {"float64": (1e-7, 1e-9), "float32 inside": (2e-5, 1e-6)}
 
 def families(folder: Path) -> list[dict[str, Any]]:
     """Those with functions; the models' family has none."""
-    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    return [family for family in manifest["families"] if str(family.get("file", "")).endswith(".npz")]
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return [family for family in manifest.get("families", ()) if str(family.get("file", "")).endswith(".npz")]
 
 
 def cases(folder: Path, function: str) -> Iterator[Case]:
@@ -152,12 +153,18 @@ def judged(folder: Path, function: str, first: bool) -> tuple[list[int], list[st
 
 def main(arguments: list[str]) -> int:
     first = "--first" in arguments
-    folder, *only = [argument for argument in arguments if argument != "--first"]
-    functions = dict.fromkeys(case["fn"] for family in families(Path(folder)) for case in family["cases"])
-    chosen = [name for name in functions if not only or any(name.startswith(prefix) for prefix in only)]
+    name, *only = [argument for argument in arguments if argument != "--first"]
+    folder = Path(name)
+    functions = dict.fromkeys(case["fn"] for family in families(folder) for case in family["cases"])
+    jobs = {function: partial(judged, folder, function, first) for function in functions}
+    jobs |= {f"hf.{model.name}": partial(models.judged, model, facts, first) for model, facts in models.described(folder).items()}
+    chosen = [name for name in jobs if not only or any(name.startswith(prefix) for prefix in only)]
+    if not chosen:
+        print(f"{folder}: nothing to check; name a folder with manifest.json or hf_models, and functions that it holds")
+        return 1
     # Nearly all of the time goes into compiling small programs, which takes one core each.
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-        results = list(pool.map(partial(judged, Path(folder), first=first), chosen))
+        results = [work.result() for work in [pool.submit(jobs[name]) for name in chosen]]
     print(f"{'function':44}{'passed':>8}{'failed':>8}{'unsupported':>13}")
     for function, (row, _) in zip(chosen, results, strict=True):
         print(f"{function:44}{row[0]:>8}{row[1]:>8}{row[2]:>13}")

@@ -1,5 +1,6 @@
 """One stored case of each reference, in a process of its own (float64); `make golden` checks all of them."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.golden import models
 
 FOLDER = Path(__file__).parent
 
@@ -51,3 +54,53 @@ def test_a_wrong_number_fails(tmp_path):
     done = checked(tmp_path, "--first", "verl.kl_penalty")
     assert done.returncode == 1
     assert "verl.kl_penalty.00  kl: largest difference 0.001" in done.stdout
+
+
+MODEL = FOLDER / "hf_models" / "qwen3_yarn_tied"
+
+
+@pytest.mark.slow
+def test_a_model_without_a_manifest_is_checked_by_what_its_folder_stores(tmp_path):
+    shutil.copytree(MODEL, tmp_path / "hf_models" / "other")
+    done = checked(tmp_path, "--first")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[1].split() == ["hf.other", "1", "0", "0"]
+
+
+@pytest.mark.slow
+def test_a_folder_with_nothing_to_check_is_an_error(tmp_path):
+    done = checked(tmp_path)
+    assert done.returncode == 1
+    assert "nothing to check" in done.stdout
+
+
+@pytest.mark.slow
+def test_wrong_numbers_of_a_model_fail_by_name(tmp_path):
+    """A logit, a token and a gradient norm; the other 13 are right."""
+    folder = shutil.copytree(MODEL, tmp_path / "hf_models" / MODEL.name)
+    with np.load(MODEL / "io.npz") as arrays:
+        stored = dict(arrays)
+    stored["full/out/logits"][0, 3, 7] += 2e-4
+    stored["greedy/out/new_tokens"][1, 0] ^= 1
+    np.savez(folder / "io.npz", **stored)
+    (facts,) = (entry for path, entry in models.described(FOLDER).items() if path == MODEL)
+    facts["grad_norms_right_padded"]["model.norm.weight"] += 1e-3
+    row, lines = models.judged(folder, facts)
+    assert row == [13, 3, 0]
+    assert [line.split(":")[0] for line in lines] == [
+        f"hf.{MODEL.name}  {number}" for number in ("full logits", "greedy tokens", "right_padded gradient norms")
+    ]
+    assert "model.norm.weight" in lines[2]
+
+
+def test_a_model_that_the_package_refuses_is_unsupported_and_a_damaged_one_fails(tmp_path):
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "model.safetensors").write_bytes(b"")
+    row, (line,) = models.judged(folder, {})
+    assert row == [0, 1, 0]
+    assert "model.safetensors: not a whole safetensors file" in line
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_moe"}))
+    row, (line,) = models.judged(folder, {})
+    assert row == [0, 0, 1]
+    assert "model_type 'qwen3_moe' is not supported" in line

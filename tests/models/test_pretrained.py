@@ -1,4 +1,4 @@
-"""Hugging Face folders: the logits of transformers on six tiny models, our own folders read back, and what is refused."""
+"""Hugging Face folders: the numbers of transformers on six tiny models, our own folders read back, and what is refused."""
 
 import json
 import shutil
@@ -13,13 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from agentrl_jax.chat import tokenizer
 from agentrl_jax.models import pretrained
-from agentrl_jax.models.decoder import Decoder, ModelConfig, init_cache, init_params, unembed
+from agentrl_jax.models.decoder import Decoder, ModelConfig, init_params, unembed
 from agentrl_jax.models.hf_config import PretrainedError
 from agentrl_jax.models.rope import Rope
+from tests.golden import models
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "hf_models"
-MODELS = sorted(path.name for path in GOLDEN.iterdir())
-CASES = ("full", "right_padded", "left_padded", "packed", "long", "offset_positions")
+FACTS = models.described(GOLDEN.parent)
+MODELS = sorted(path.name for path in FACTS)
 CONFIG = ModelConfig(vocab_size=600, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48)
 
 
@@ -28,59 +29,13 @@ def chat() -> pretrained.Chat:
     return pretrained.Chat(source, "{{ messages }}", end="<|im_end|>", padding="<|endoftext|>", context_limit=512)
 
 
-LENGTH = 80
-
-
-def rows(io: np.lib.npyio.NpzFile, case: str) -> tuple[np.ndarray, ...]:
-    """Tokens, positions, segments and which logits count, of a golden case: rows padded to LENGTH."""
-    tokens = io[f"{case}/in/input_ids"]
-
-    def array(name: str, default: np.ndarray) -> np.ndarray:
-        value = io[f"{case}/in/{name}"] if f"{case}/in/{name}" in io.files else default
-        return np.pad(value.astype(np.int32), ((0, 0), (0, LENGTH - tokens.shape[1])))
-
-    positions = array("position_ids", np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape))
-    segments = array("segment_ids", np.zeros_like(tokens)) + array("attention_mask", np.ones_like(tokens))
-    return array("input_ids", tokens), positions, segments, array("compare_mask", tokens).astype(bool)
-
-
-@pytest.fixture(params=MODELS)
-def golden(request, tmp_path):
-    """A tiny model in both styles of config.json, and what transformers computed with it."""
-    v4 = tmp_path / "v4"
-    shutil.copytree(GOLDEN / request.param, v4)
-    (v4 / "config.json").write_bytes((v4 / "config_v4_style.json").read_bytes())
-    return GOLDEN / request.param, v4, np.load(GOLDEN / request.param / "io.npz", allow_pickle=False)
-
-
-def test_logits_are_those_of_transformers(golden):
-    folder, v4, io = golden
-    config, params = pretrained.read(folder)
-    assert pretrained.read(v4)[0] == config
-    tokens, positions, segments, seen = (np.concatenate(parts) for parts in zip(*(rows(io, case) for case in CASES), strict=True))
-    hidden = jax.jit(Decoder(config).apply)({"params": params}, tokens, positions, segments)
-    expected = np.concatenate([io[f"{case}/out/logits"][io[f"{case}/in/compare_mask"]] for case in CASES])
-    np.testing.assert_allclose((hidden @ unembed(params).T)[seen], expected, atol=1e-4)
-
-
-def test_greedy_tokens_are_those_of_transformers(golden):
-    folder, _, io = golden
-    config, params = pretrained.read(folder)
-    model = Decoder(config)
-
-    @jax.jit
-    def extend(token, start, cache):
-        hidden, cache = model.apply({"params": params}, token, start, cache, method=model.extend)
-        return hidden[0, 0] @ unembed(params).T, cache
-
-    prompts = [row[mask.astype(bool)] for row, mask in zip(io["greedy/in/input_ids"], io["greedy/in/attention_mask"], strict=True)]
-    for prompt, expected, margin in zip(prompts, io["greedy/out/new_tokens"], io["greedy/out/top2_margin"], strict=True):
-        logits, cache = jnp.zeros(config.vocab_size), init_cache(config, 1, 32)
-        for i, token in enumerate([*prompt, *expected]):
-            new = i - len(prompt)
-            if new >= 0 and margin[new] > 1e-4:
-                assert int(logits.argmax()) == token
-            logits, cache = extend(jnp.asarray([[token]]), jnp.asarray([i]), cache)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_numbers_are_those_of_transformers(model):
+    """Logits, log-probs, greedy tokens, loss and gradients, and both styles of config.json."""
+    (row, lines) = models.judged(GOLDEN / model, FACTS[GOLDEN / model])
+    assert not lines
+    assert row == [16, 0, 0]
 
 
 @pytest.mark.parametrize(
