@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl_jax import config
-from agentrl_jax.chat.renderer import Renderer
+from agentrl_jax.chat.renderer import OURS, Renderer
 from agentrl_jax.config import Experiment, Rollout
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.inference.protocol import Sampler
@@ -33,7 +33,10 @@ def settings_of(rollout: Rollout, *, temperature: float | None = None) -> Rollou
 
 def parts_of(experiment: Experiment, policy: Policy, backend: Backend, serving: Sampler) -> Parts:
     """What episodes of an experiment run on."""
-    return Parts(experiment.environment, backend, serving, Renderer(policy.tokenizer), experiment.turn_reward)
+    # A policy of another's making is told its tools, in the way of its template; ours has learnt them.
+    tools = () if policy.template == OURS else tuple(experiment.environment.tools)
+    renderer = Renderer(policy.tokenizer, policy.template, tools=tools)
+    return Parts(experiment.environment, backend, serving, renderer, experiment.turn_reward)
 
 
 def serving_of(experiment: Experiment, policy: Policy) -> Serving:

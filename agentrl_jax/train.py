@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl_jax import config
@@ -20,7 +21,6 @@ from agentrl_jax.data.store import EpisodeWriter
 from agentrl_jax.evaluate import parts_of, play, score, serving_of, settings_of
 from agentrl_jax.learner.checkpoint import Checkpoints
 from agentrl_jax.models.lora import whole
-from agentrl_jax.models.policy import Policy
 from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.prepare import first_policy
 from agentrl_jax.report import page
@@ -89,7 +89,7 @@ async def train(experiment: Experiment) -> Path:
             if not state.updates.is_deleted():
                 checkpoints.save(step, state, {"shape": list(shape)})
 
-        trained = Policy(policy.model, whole(state.params, start), policy.tokenizer)
+        trained = replace(policy, params=whole(state.params, start))
         await serving.update(whole(state.params, start), step)
         after = read_score(folder / AFTER) or write_score(folder / AFTER, await score(experiment, parts))
         if not (folder / "policy").exists():

@@ -1,4 +1,6 @@
-r"""The chat layout (ChatML, as Qwen models know it), as a builder that only appends.
+r"""The ids around the sampled turns: a builder that only appends, for any chat template whose pieces `template` finds.
+
+Ours is ChatML, as Qwen models know it:
 
     <|im_start|>system\n...<|im_end|>\n                                          only with a system message or declared tools
     <|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n               the task
@@ -17,8 +19,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl_jax.chat.template import ChatTemplate, Layout, Slot
 from agentrl_jax.chat.tokenizer import ChatTokenizer
-from agentrl_jax.chat.toolcalls import call_pieces, render_call
+from agentrl_jax.chat.toolcalls import ParseError, ToolCall, call_pieces, parse_call, render_call
 from agentrl_jax.chat.tools import Tool
 
 _TOOLS_HEAD = "# Tools\n\nAct by calling one tool a turn. The tools, as JSON Schema:\n<tools>\n"
@@ -33,77 +36,7 @@ def scaffolding(tools: Iterable[Tool]) -> tuple[str, ...]:
     return ("user\n", "assistant\n", *call_pieces(tools))
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Ids to append. `template` is True for the glue of the layout, False for the text of a task or a tool."""
-
-    tokens: NDArray[np.int32]
-    template: bool
-
-
-@dataclass(frozen=True)
-class Renderer:
-    """Makes the ids around the sampled turns.
-
-    system: system message; None for none
-    tools:  declared to the model in the system message; leave empty for a policy that was trained on its tools
-    """
-
-    tokenizer: ChatTokenizer
-    system: str | None = None
-    tools: tuple[Tool, ...] = ()
-
-    @property
-    def stop(self) -> tuple[int, ...]:
-        """Ids that end a turn."""
-        return (self._end,)
-
-    def task(self, prompt: str) -> list[Piece]:
-        """How an episode begins."""
-        return [self._glue(self._head), Piece(self.tokenizer.encode(prompt), template=False), self._glue(_ASK)]
-
-    def answer(self, text: str, turn: NDArray[np.int32]) -> list[Piece]:
-        """What follows a sampled `turn` i32[n]: the tool's `text`, and the `<|im_end|>` that a turn cut by length lacks."""
-        closing = "" if self._closed(turn) else "<|im_end|>"
-        return [self._glue(closing + _ANSWER), Piece(self.tokenizer.encode(text), template=False), self._glue(_ANSWER_END)]
-
-    def answered(self, tokens: NDArray[np.int32], turn: NDArray[np.int32]) -> str:
-        """The text in `tokens` i32[n], which `answer` gave for `turn`."""
-        before, _, after = (len(piece.tokens) for piece in self.answer("", turn))
-        return self.tokenizer.decode(tokens[before : len(tokens) - after])
-
-    def content(self, turn: NDArray[np.int32]) -> bytes:
-        """The bytes of a sampled `turn` i32[n] without its closing `<|im_end|>`, for `parse_call`."""
-        return self.tokenizer.decode_bytes(turn[:-1] if self._closed(turn) else turn)
-
-    def call(self, name: str, arguments: Mapping[str, object]) -> NDArray[np.int32]:
-        """i32[n]: a whole turn that makes this call, as a scripted policy writes it."""
-        return self.tokenizer.encode_markup(render_call(name, arguments) + "<|im_end|>")
-
-    def _closed(self, turn: NDArray[np.int32]) -> bool:
-        return len(turn) > 0 and int(turn[-1]) == self._end
-
-    def _glue(self, text: str) -> Piece:
-        return Piece(self.tokenizer.encode_markup(text), template=True)
-
-    @cached_property
-    def _end(self) -> int:
-        return self.tokenizer.id("<|im_end|>")
-
-    @cached_property
-    def _head(self) -> str:
-        parts = [self.system] if self.system is not None else []
-        if self.tools:
-            parts.append(_TOOLS_HEAD + "\n".join(json.dumps(t.schema(), ensure_ascii=False) for t in self.tools) + _TOOLS_TAIL)
-        system = "<|im_start|>system\n" + "\n\n".join(parts) + "<|im_end|>\n" if parts else ""
-        return system + "<|im_start|>user\n"
-
-
-_ASK = "<|im_end|>\n<|im_start|>assistant\n"
-_ANSWER = "\n<|im_start|>user\n<tool_response>\n"
-_ANSWER_END = "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-
-# The same layout for tools that serve or read an exported checkpoint (chat_template.jinja of a Hugging Face folder).
+# Also the chat_template.jinja of an exported checkpoint, for those who serve it.
 CHAT_TEMPLATE = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else none %}
 {%- if system is not none or tools %}
@@ -137,3 +70,82 @@ CHAT_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """.replace("HEAD", json.dumps(_TOOLS_HEAD)).replace("TAIL", json.dumps(_TOOLS_TAIL))
+OURS = ChatTemplate(CHAT_TEMPLATE, stop=("<|im_end|>",))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Ids to append. `template` is True for the glue of the layout, False for the text of a task or a tool."""
+
+    tokens: NDArray[np.int32]
+    template: bool
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Makes the ids around the sampled turns.
+
+    template: of the policy
+    system:   system message; None for none
+    tools:    declared to the model as the template does it; leave empty for a policy that was trained on its tools
+
+    Raises ValueError where the template has no pieces to append, or the tokenizer lacks a token that ends turns.
+    """
+
+    tokenizer: ChatTokenizer
+    template: ChatTemplate = OURS
+    system: str | None = None
+    tools: tuple[Tool, ...] = ()
+
+    def __post_init__(self) -> None:
+        missing = [token for token in (*self.template.stop, self._layout.end) if not self.tokenizer.has(token)]
+        if missing:
+            raise ValueError(
+                f"tokenizer.json: no token {missing[0]}, which ends a turn of the chat template; they belong to different models"
+            )
+
+    @cached_property
+    def stop(self) -> tuple[int, ...]:
+        """Ids that end a turn."""
+        return tuple(self.tokenizer.id(token) for token in self.template.stop)
+
+    def task(self, prompt: str) -> list[Piece]:
+        """How an episode begins."""
+        slot = self._layout.task
+        return [self._glue(slot.before), self._text(slot, prompt), self._glue(slot.after)]
+
+    def answer(self, text: str, turn: NDArray[np.int32]) -> list[Piece]:
+        """What follows a sampled `turn` i32[n]: the tool's `text`, and the token that closes a turn where one cut by length lacks it."""
+        slot = self._layout.answer
+        before = slot.before[len(self._layout.end) :] if self._closed(turn) else slot.before
+        return [self._glue(before), self._text(slot, text), self._glue(slot.after)]
+
+    def answered(self, tokens: NDArray[np.int32], turn: NDArray[np.int32]) -> str:
+        """The text in `tokens` i32[n], which `answer` gave for `turn`."""
+        before, _, after = (len(piece.tokens) for piece in self.answer("", turn))
+        return self._layout.answer.read(self.tokenizer.decode(tokens[before : len(tokens) - after]))
+
+    def content(self, turn: NDArray[np.int32]) -> bytes:
+        """The bytes of a sampled `turn` i32[n] without the token that closes it."""
+        return self.tokenizer.decode_bytes(turn[:-1] if self._closed(turn) else turn)
+
+    def parse(self, turn: NDArray[np.int32], tools: Iterable[Tool]) -> ToolCall | ParseError:
+        """The call that a sampled `turn` i32[n] makes, in the form of the template."""
+        return parse_call(self.content(turn), tools, self.template.calls)
+
+    def call(self, name: str, arguments: Mapping[str, object]) -> NDArray[np.int32]:
+        """i32[n]: a whole turn that makes this call, as a scripted policy writes it."""
+        return self.tokenizer.encode_markup(render_call(name, arguments, self.template.calls) + self._layout.end)
+
+    def _closed(self, turn: NDArray[np.int32]) -> bool:
+        return len(turn) > 0 and int(turn[-1]) in self.stop
+
+    def _glue(self, text: str) -> Piece:
+        return Piece(self.tokenizer.encode_markup(text), template=True)
+
+    def _text(self, slot: Slot, text: str) -> Piece:
+        return Piece(self.tokenizer.encode(slot.written(text)), template=False)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return self.template.layout(self.system, self.tools)

@@ -50,16 +50,15 @@ class ChatTokenizer:
     """Encodes and decodes by a `tokenizer.json`, ours or a byte-level one of a pretrained model. `text` is that file's content."""
 
     def __init__(self, source: str) -> None:
-        """`source` is the text of a tokenizer.json. Raises ValueError where it lacks the chat markup."""
+        """`source` is the text of a tokenizer.json. Raises ValueError where it has no added tokens."""
         self.text = source
         self._markup = Tokenizer.from_str(source)
         # Without its added tokens the same BPE can only make ordinary tokens: no text of a task or a tool can forge a turn or a call.
         self._plain = Tokenizer.from_str(json.dumps(json.loads(source) | {"added_tokens": []}))
-        # Tags may be ordinary text: only a policy's own turn is searched for them. Control tokens end turns, so text must not spell them.
-        added = {token.content for token in self._markup.get_added_tokens_decoder().values()}
-        missing = [text for text in CONTROL if text not in added]
-        if missing:
-            raise ValueError(f"tokenizer.json: no token for {', '.join(missing)}; the chat layout needs them as added tokens")
+        # Tags may be ordinary text: only a policy's own turn is searched for them. What ends turns is added, so text cannot spell it.
+        self._added = {token.content for token in self._markup.get_added_tokens_decoder().values()}
+        if not self._added:
+            raise ValueError("tokenizer.json: no added tokens; a chat needs one that ends a turn and that no text can spell")
 
     @classmethod
     def load(cls, path: Path) -> "ChatTokenizer":
@@ -74,6 +73,10 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included; a model's embedding needs at least as many rows."""
         return len(self._bytes)
+
+    def has(self, token: str) -> bool:
+        """Whether there is such an added token."""
+        return token in self._added
 
     def id(self, token: str) -> int:
         """Id of an added token such as `<|im_end|>`. Raises KeyError where there is none."""

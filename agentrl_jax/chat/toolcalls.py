@@ -4,6 +4,8 @@
     {"name": "edit", "arguments": {"old": "a < b", "new": "a <= b"}}
     </tool_call>
 
+is `TAGGED`, the form of Qwen models and ours. `BARE`, that of Llama 3, is {"name": "edit", "parameters": {...}} and nothing else.
+
 What the policy writes can be anything, so nothing here raises on it: a call that cannot be read is a `ParseError`, which the
 policy sees as an observation. `parse_call(render_call(name, arguments), tools)` gives the call back for any valid arguments.
 """
@@ -17,8 +19,27 @@ from typing import Any
 from agentrl_jax.chat.tokenizer import CONTROL, TAGS
 from agentrl_jax.chat.tools import Tool
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _HOLE = "\ue000"  # a private-use character stands for the value of an argument
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How calls are written.
+
+    open, close: tags around the JSON object; where `close` is "" the object is the whole turn, and `open` may come before it
+    arguments:   key of the arguments
+    markup:      what the arguments must not spell: `render_call` escapes it
+    """
+
+    open: str
+    close: str
+    arguments: str
+    markup: tuple[str, ...]
+
+
+_LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>")
+TAGGED = CallFormat("<tool_call>", "</tool_call>", "arguments", (*CONTROL, *TAGS))
+BARE = CallFormat("<|python_tag|>", "", "parameters", _LLAMA)
 
 
 @dataclass(frozen=True)
@@ -36,19 +57,19 @@ class ParseError:
     message: str
 
 
-def render_call(name: str, arguments: Mapping[str, Any]) -> str:
+def render_call(name: str, arguments: Mapping[str, Any], form: CallFormat = TAGGED) -> str:
     """The text of a call. Markup inside the arguments is escaped, so it can neither end the call nor become a control token."""
-    body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-    for markup in (*CONTROL, *TAGS):
+    body = json.dumps({"name": name, form.arguments: dict(arguments)}, ensure_ascii=False)
+    for markup in form.markup:
         body = body.replace(markup, "\\u003c" + markup[1:])
-    return f"{_OPEN}\n{body}\n{_CLOSE}"
+    return f"{form.open}\n{body}\n{form.close}" if form.close else body
 
 
 def call_pieces(tools: Iterable[Tool]) -> tuple[str, ...]:
     """The strings of rendered calls that no argument changes, each once: as added tokens they cost one id apiece."""
     pieces: dict[str, None] = {}
     for tool in tools:
-        text = render_call(tool.name, dict.fromkeys(tool.parameters, _HOLE)).removeprefix(_OPEN).removesuffix(_CLOSE)
+        text = render_call(tool.name, dict.fromkeys(tool.parameters, _HOLE)).removeprefix(TAGGED.open).removesuffix(TAGGED.close)
         for key, kind in tool.parameters.items():
             if kind != "string":
                 text = text.replace(f'{json.dumps(key)}: "{_HOLE}"', f"{json.dumps(key)}: {_HOLE}")
@@ -56,13 +77,13 @@ def call_pieces(tools: Iterable[Tool]) -> tuple[str, ...]:
     return tuple(pieces)
 
 
-def parse_call(turn: bytes, tools: Iterable[Tool]) -> ToolCall | ParseError:
-    """Read the one tool call of a turn; free text may come before it, nothing but white space after it.
+def parse_call(turn: bytes, tools: Iterable[Tool], form: CallFormat = TAGGED) -> ToolCall | ParseError:
+    """Read the one tool call of a turn; free text may come before a tagged one, nothing but white space after any.
 
-    turn: the bytes of the sampled ids, however they were split into tokens, without the closing `<|im_end|>`
+    turn: the bytes of the sampled ids, however they were split into tokens, without the token that closes the turn
     """
     try:
-        return _call(turn.decode("utf-8"), {tool.name: tool for tool in tools})
+        return _call(turn.decode("utf-8"), {tool.name: tool for tool in tools}, form)
     except UnicodeDecodeError:
         return ParseError("not UTF-8 text")
     except _UnreadableError as error:
@@ -73,23 +94,15 @@ class _UnreadableError(Exception):
     """The message of a ParseError, on its way out."""
 
 
-def _call(text: str, tools: Mapping[str, Tool]) -> ToolCall:
-    if _OPEN not in text:
-        raise _UnreadableError("no tool call")
-    if text.count(_OPEN) > 1 or text.count(_CLOSE) > 1:
-        raise _UnreadableError("more than one tool call")
-    body, closed, rest = text.partition(_OPEN)[2].partition(_CLOSE)
-    if not closed:
-        raise _UnreadableError("tool call is not closed")
-    if rest.strip():
-        raise _UnreadableError("text after the tool call")
-    call = _json(body)
-    if not isinstance(call, dict) or set(call) != {"name", "arguments"} or not isinstance(call["arguments"], dict):
-        raise _UnreadableError('tool call must be {"name": ..., "arguments": {...}}')
+def _call(text: str, tools: Mapping[str, Tool], form: CallFormat) -> ToolCall:
+    call = _json(_tagged(text, form) if form.close else _bare(text, form))
+    key = form.arguments
+    if not isinstance(call, dict) or set(call) != {"name", key} or not isinstance(call[key], dict):
+        raise _UnreadableError(f'tool call must be {{"name": ..., "{key}": {{...}}}}')
     if not isinstance(call["name"], str) or call["name"] not in tools:
         raise _UnreadableError("no tool of this name")
     parameters = tools[call["name"]].parameters
-    arguments = call["arguments"]
+    arguments = call[key]
     for name, kind in parameters.items():
         if name not in arguments:
             raise _UnreadableError(f"argument {name!r} is missing")
@@ -98,6 +111,26 @@ def _call(text: str, tools: Mapping[str, Tool]) -> ToolCall:
     if len(arguments) > len(parameters):
         raise _UnreadableError("an argument the tool does not have")
     return ToolCall(call["name"], arguments)
+
+
+def _tagged(text: str, form: CallFormat) -> str:
+    if form.open not in text:
+        raise _UnreadableError("no tool call")
+    if text.count(form.open) > 1 or text.count(form.close) > 1:
+        raise _UnreadableError("more than one tool call")
+    body, closed, rest = text.partition(form.open)[2].partition(form.close)
+    if not closed:
+        raise _UnreadableError("tool call is not closed")
+    if rest.strip():
+        raise _UnreadableError("text after the tool call")
+    return body
+
+
+def _bare(text: str, form: CallFormat) -> str:
+    body = text.strip().removeprefix(form.open).strip()
+    if not body.startswith("{"):
+        raise _UnreadableError("no tool call")
+    return body
 
 
 def _json(body: str) -> Any:

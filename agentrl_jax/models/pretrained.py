@@ -36,6 +36,8 @@ class Chat:
     end:           token that ends a turn; generation stops at it
     padding:       token that fills batches
     context_limit: tokens of prompt and completion together
+    stop:          further tokens that generation stops at
+    bos:           the `bos_token` that the template writes; "" for none
     """
 
     tokenizer: str
@@ -43,6 +45,8 @@ class Chat:
     end: str
     padding: str
     context_limit: int
+    stop: tuple[str, ...] = ()
+    bos: str = ""
 
 
 def read(folder: Path) -> tuple[ModelConfig, Params]:
@@ -154,8 +158,11 @@ def _texts(config: ModelConfig, chat: Chat) -> dict[str, str]:
         "model_max_length": chat.context_limit,
         "clean_up_tokenization_spaces": False,
     }
+    if chat.bos:
+        tokenizer_config["bos_token"] = chat.bos
+    stop = [end, *map(tokenizer.token_to_id, chat.stop)]
     # Servers take their sampling defaults from here: those of the policy itself.
-    generation = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "eos_token_id": [end], "pad_token_id": padding}
+    generation = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "eos_token_id": stop, "pad_token_id": padding}
     return {
         "config.json": json.dumps(model, indent=2),
         "generation_config.json": json.dumps(generation, indent=2),

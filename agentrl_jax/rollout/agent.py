@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_jax.chat.renderer import Piece, Renderer
-from agentrl_jax.chat.toolcalls import ParseError, parse_call
+from agentrl_jax.chat.toolcalls import ParseError
 from agentrl_jax.data.episode import Author, Ending, Episode, Outcome, Span, Turn, digest
 from agentrl_jax.data.events import Ended, Event, SpanAdded, Start, TurnDone, Unfinished, advance
 from agentrl_jax.envs.protocol import Environment, GraderError, Observation, Task, TurnRewardFn
@@ -282,7 +282,7 @@ async def _sample(parts: Parts, turn: int, budget: int, temperature: float, log:
 async def _act(parts: Parts, sampled: NDArray[np.int32], log: _Log, box: Sandbox) -> Observation:
     """Read the sampled turn and do what it says. A turn that cannot be read changes nothing and is told so."""
     assert log.turn is not None
-    call = parse_call(parts.renderer.content(sampled), parts.environment.tools)
+    call = parts.renderer.parse(sampled, parts.environment.tools)
     if isinstance(call, ParseError):
         log.turn = replace(log.turn, valid=False)
         observation = Observation(f"error: {call.message}", count="parse_errors", state=log.turn.state)

@@ -97,7 +97,7 @@ def test_the_exported_template_gives_the_same_ids(system, tools):
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # as transformers sets it
     calls = [("edit", {"old": "x + 1", "new": "x < 1"}), ("test", {})]
-    pieces = Renderer(TOKENIZER, system, tools).task("Fix f.")
+    pieces = Renderer(TOKENIZER, system=system, tools=tools).task("Fix f.")
     messages: list[dict] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": "Fix f."})
     sequence = [ids(pieces)]
