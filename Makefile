@@ -23,7 +23,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train eval report atif check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox bench-envs attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
+.PHONY: help train eval report atif check-env ablation control smoke bench bench-kernels bench-inference bench-sandbox bench-envs smollm2 attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ attacks: $(VENV)/dev  ## known exploits against every verifier, with its defence
 
 chaos: $(VENV)/dev  ## break servers, boxes and the trainer while they run, and audit the episodes: ARGS="--only sandboxes --times 1"
 	$(BIN)/python -m experiments.chaos $(ARGS)
+
+smollm2: $(VENV)/dev  ## fetch a small pretrained model and write it to models/smollm2-135m; ARGS=--check compares it with transformers
+	$(BIN)/python -m experiments.smollm2 $(ARGS)
 
 vllm: EXP = experiments/bugfix_vllm.py
 vllm: $(VENV)/dev .venv-vllm/pins  ## serve an experiment's policy by vLLM on this machine's CPUs, until Ctrl-C: EXP=experiments/bugfix_vllm.py

@@ -249,7 +249,7 @@ class Experiment:
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
     components:  named parts of the reward that credit rules are given
     anchors:     `AnchorFn`: which turns started in the same state, for GiGPO; equal keys of the environment if left out
-    policy:      folder of the model to start from; None: a small one is made and warm-started
+    policy:      folder, or name on the Hugging Face hub, of the model to start from; None: a small one is made and warm-started
     seed:        every random choice of the run derives from it
     steps:       training steps
     row_length:  tokens of a training row; several episodes are packed into one

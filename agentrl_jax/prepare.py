@@ -19,6 +19,7 @@ from agentrl_jax.evaluate import parts_of, play, settings_of, successes
 from agentrl_jax.inference.serving import embedded
 from agentrl_jax.learner.warmstart import imitate
 from agentrl_jax.models.decoder import init_params
+from agentrl_jax.models.hub import model_folder
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.report.progress import Progress
 from agentrl_jax.rollout.collector import plan
@@ -32,7 +33,7 @@ TEXTS = 400  # tasks whose texts the tokenizer is trained on
 async def first_policy(experiment: Experiment, backend: Backend, folder: Path) -> Policy:
     """The policy that training starts from: `experiment.policy`, else that of the warm start, made once per run folder."""
     if experiment.policy is not None:
-        policy = Policy.read(Path(experiment.policy))
+        policy = Policy.read(model_folder(experiment.policy))
         if policy.tokenizer.vocab_size > policy.model.vocab_size:
             raise ConfigError(f"{experiment.policy}: the tokenizer has more ids than the model; it belongs to another model")
         return policy

@@ -90,8 +90,20 @@ def _vllm() -> str | None:
     return f"no vLLM in {VLLM_VENV}: run `python -m agentrl_jax.inference.vllm_server install {VLLM_VENV}`, or set AGENTRL_VLLM_VENV"
 
 
+def _smollm2() -> str | None:
+    folder = Path(__file__).parent.parent / "models" / "smollm2-135m"
+    return None if folder.is_dir() else f"no {folder}: run `make smollm2`"
+
+
 # Each probe says why the part is missing, or None.
-_PROBES: dict[str, Callable[[], str | None]] = {"bwrap": _bwrap, "chromium": _chromium, "torch": _torch, "docker": _docker, "vllm": _vllm}
+_PROBES: dict[str, Callable[[], str | None]] = {
+    "bwrap": _bwrap,
+    "chromium": _chromium,
+    "torch": _torch,
+    "docker": _docker,
+    "vllm": _vllm,
+    "smollm2": _smollm2,
+}
 
 
 @functools.cache

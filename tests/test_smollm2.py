@@ -1,6 +1,15 @@
-"""Fetching SmolLM2: what is told without a network. The comparison with transformers is `python -m experiments.smollm2 --check`."""
+"""SmolLM2, a real pretrained model: fetched, and compared with transformers on a few of the prompts of `make smollm2 ARGS=--check`."""
+
+import pytest
 
 from experiments import smollm2
+
+
+@pytest.mark.slow
+@pytest.mark.real("torch", "smollm2")
+def test_it_is_the_model_that_transformers_computes():
+    found = smollm2.check(smollm2.FOLDER, count=3, strings=50)
+    assert smollm2.agrees(found), found
 
 
 def test_without_a_network_it_says_so_and_leaves_nothing(tmp_path, monkeypatch, capsys):

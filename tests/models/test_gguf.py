@@ -2,6 +2,7 @@
 
 import json
 
+import gguf as library
 import jax
 import numpy as np
 import pytest
@@ -12,8 +13,6 @@ from agentrl_jax.models import gguf, pretrained
 from agentrl_jax.models.decoder import ModelConfig, init_params
 from agentrl_jax.models.hf_config import PretrainedError
 from agentrl_jax.models.rope import Rope
-
-library = pytest.importorskip("gguf", reason="the package gguf is not installed (pip install gguf)")
 
 WORDS = json.loads(tokenizer.train(["read the file, then run the 2 tests"] * 9, 300).text)
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
