@@ -164,7 +164,7 @@ def check(folder: Path, *, count: int = len(QUESTIONS), strings: int = 200) -> d
 
     policy = Policy.read(folder)
     rows = prompts(policy, count)
-    theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     options = {"do_sample": False, "max_new_tokens": NEW, "temperature": None, "top_p": None, "top_k": None}
     with torch.no_grad():
         expected = [theirs(torch.tensor(row[None]).long()).logits[0].numpy() for row in rows]
