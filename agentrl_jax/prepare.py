@@ -36,6 +36,9 @@ async def first_policy(experiment: Experiment, backend: Backend, folder: Path) -
         policy = Policy.read(model_folder(experiment.policy))
         if policy.tokenizer.vocab_size > policy.model.vocab_size:
             raise ConfigError(f"{experiment.policy}: the tokenizer has more ids than the model; it belongs to another model")
+        if policy.template.breaks:
+            rewritten = ", ".join(found.what for found in policy.template.breaks)
+            Progress().say(f"the chat template would rewrite earlier turns ({rewritten}); episodes keep what was sampled")
         return policy
     target = folder / "warmstart"
     if not target.exists():

@@ -8,7 +8,8 @@ Ours is ChatML, as Qwen models know it:
     \n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n
 
 A history is the concatenation of these pieces, so the prompt of each turn extends the one before it token by token. Each piece is
-encoded by itself: where a text begins or ends in white space, encoding the whole string at once could split it differently.
+encoded by itself: encoding the whole string at once can split it differently where pieces meet, at white space, or where a vocabulary
+joins punctuation to the line end after it, as Qwen's does. The text is the same, and sampling and training see the same ids.
 """
 
 import json
@@ -87,7 +88,8 @@ class Renderer:
 
     template: of the policy
     system:   system message; None for none
-    tools:    declared to the model as the template does it; leave empty for a policy that was trained on its tools
+    tools:    declared to the model as the template does it, in the system message where it does not; leave empty for a policy that was
+              trained on its tools
 
     Raises ValueError where the template has no pieces to append, or the tokenizer lacks a token that ends turns.
     """
@@ -148,4 +150,7 @@ class Renderer:
 
     @cached_property
     def _layout(self) -> Layout:
-        return self.template.layout(self.system, self.tools)
+        if not self.tools or self.template.tells(self.tools):
+            return self.template.layout(self.system, self.tools)
+        declared = _TOOLS_HEAD + "\n".join(json.dumps(tool.schema(), ensure_ascii=False) for tool in self.tools) + _TOOLS_TAIL
+        return self.template.layout(declared if self.system is None else f"{self.system}\n\n{declared}")

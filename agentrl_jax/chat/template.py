@@ -100,6 +100,10 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template cannot write the conversation: {error}") from error
 
+    def tells(self, tools: Sequence[Tool]) -> bool:
+        """Whether the template declares tools to the model; that of a model which was not taught to call any leaves them out."""
+        return self.render([_user("-")], tools) != self.render([_user("-")])
+
     def layout(self, system: str | None = None, tools: Sequence[Tool] = ()) -> Layout:
         """The pieces around sampled turns. Raises TemplateError where the template has no such pieces."""
         start = _start(system)

@@ -104,6 +104,22 @@ def test_a_history_of_pieces_is_what_the_template_renders(renderer, answer):
         assert renderer.answered(history[-1], turn) == answer
 
 
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_template_that_knows_no_tools_has_them_in_its_system_message(system):
+    plain = ChatTemplate(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\\n' }}",
+        ("<|im_end|>",),
+    )
+    assert QWEN.tells(TOOLS)
+    assert not plain.tells(TOOLS)
+    head = OF_QWEN.decode(ids(Renderer(OF_QWEN, plain, system=system, tools=TOOLS).task("Fix f.")))
+    begins = "<|im_start|>system\n" + ("" if system is None else f"{system}\n\n") + "# Tools"
+    assert head.startswith(begins)
+    assert all(json.dumps(tool.schema()) in head for tool in TOOLS)
+    assert head.endswith("<|im_end|>\n<|im_start|>user\nFix f.<|im_end|>\n<|im_start|>assistant\n")
+
+
 @FAMILIES
 @given(texts)
 def test_no_text_can_forge_markup(renderer, evil):
