@@ -6,16 +6,18 @@ for is refused with the field's name, never ignored.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Sharding, SingleDeviceSharding
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
@@ -25,6 +27,16 @@ from agentrl_jax.models.hf_config import PretrainedError, config_json, load_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+FILE_SIZE = 5_000_000_000
+
+
+ShardingFn: TypeAlias = Callable[[tuple[str, ...], tuple[int, ...]], Sharding]
+"""(path in the parameters, shape) -> which devices hold which part."""
+
+
+def _on_one_device(path: tuple[str, ...], shape: tuple[int, ...]) -> Sharding:
+    del path, shape
+    return SingleDeviceSharding(jax.devices()[0])
 
 
 @dataclass(frozen=True)
@@ -49,8 +61,13 @@ class Chat:
     bos: str = ""
 
 
-def read(folder: Path) -> tuple[ModelConfig, Params]:
-    """Shape and f32 weights of the model in `folder`. Raises PretrainedError."""
+def read(folder: Path, sharding: ShardingFn = _on_one_device) -> tuple[ModelConfig, Params]:
+    """Shape and f32 weights of the model in `folder`, laid out on devices as `sharding` says.
+
+    Tensor by tensor, and of each only what this process's devices hold: no host ever holds a whole model.
+
+    Raises PretrainedError naming the tensor and the file.
+    """
     config = parse_config(folder / "config.json")
     expected: dict[Any, Any] = flatten_dict(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
     names, loaded = tensor_names(config), {}
@@ -59,41 +76,74 @@ def read(folder: Path) -> tuple[ModelConfig, Params]:
         for name, path in names.items():
             if name not in tensors:
                 raise PretrainedError(f"{folder}: tensor {name} is missing, but config.json asks for it; is the download complete?")
-            theirs, ours = tensors[name].get_slice(name).get_shape(), expected[path].shape
-            if theirs != (asked := list(ours[::-1] if _is_turned(path) else ours)):
-                raise PretrainedError(f"{folder}: tensor {name} is {theirs}, but by config.json it is {asked}; correct config.json")
-            value = tensors[name].get_tensor(name)
-            loaded[path] = jnp.asarray(value.T if _is_turned(path) else value, jnp.float32)
+            file, opened = tensors[name]
+            shape, stored = expected[path].shape, opened.get_slice(name)
+            if stored.get_shape() != (asked := list(shape[::-1] if _is_turned(path) else shape)):
+                raise PretrainedError(
+                    f"{folder / file}: tensor {name} is {stored.get_shape()}, but by config.json it is {asked}; correct config.json"
+                )
+            part = partial(_part, stored, turned=_is_turned(path))
+            loaded[path] = jax.make_array_from_callback(shape, sharding(path, shape), part)
         # A tied matrix may be repeated, and old Llama files hold the rotary frequencies.
         spare = {name for name in tensors if name not in names and not name.endswith("rotary_emb.inv_freq")}
         if config.tie_embeddings:
             spare.discard("lm_head.weight")
-        if spare:
+        for name in sorted(spare):
             raise PretrainedError(
-                f"{folder}: tensor {min(spare)} has no place in the model of config.json; correct its model_type or flags"
+                f"{folder / tensors[name][0]}: tensor {name} has no place in the model of config.json; correct its model_type or flags"
             )
     return config, unflatten_dict(loaded)
 
 
-def write(folder: Path, config: ModelConfig, params: Params, chat: Chat) -> None:
+def _part(stored: Any, index: tuple[slice, ...], *, turned: bool) -> NDArray[np.float32]:
+    """The part of our array at `index`, out of a tensor in a file."""
+    value = stored[index[::-1] if turned else index]
+    return (value.T if turned else value).astype(np.float32)
+
+
+def write(folder: Path, config: ModelConfig, params: Params, chat: Chat, *, file_size: int = FILE_SIZE) -> None:
     """Write a folder that vLLM and transformers load as a chat model: whole, or not at all.
+
+    file_size: bytes of weights that a file may hold; more of them are split into files with an index, and come to the host file by file
 
     Raises PretrainedError where `folder` exists, the tokenizer lacks a token or has more ids than the model, or no architecture has
     these flags.
     """
     if folder.exists():
         raise PretrainedError(f"{folder}: exists already; remove it or write elsewhere")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    unfinished = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     for name, text in _texts(config, chat).items():
-        (partial / name).write_text(text, "utf-8")
-    weights: dict[Any, Any] = flatten_dict(jax.device_get(params))
-    tensors = {
-        name: np.ascontiguousarray(weights[path].T if _is_turned(path) else weights[path]) for name, path in tensor_names(config).items()
-    }
-    save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-    partial.rename(folder)
+        (unfinished / name).write_text(text, "utf-8")
+    weights: dict[Any, Any] = flatten_dict(params)
+    files = _split({name: weights[path].nbytes for name, path in tensor_names(config).items()}, file_size)
+    paths = tensor_names(config)
+    for file, names in files.items():
+        fetched = {name: np.asarray(jax.device_get(weights[paths[name]])) for name in names}
+        tensors = {name: np.ascontiguousarray(x.T if _is_turned(paths[name]) else x) for name, x in fetched.items()}
+        save_file(tensors, unfinished / file, metadata={"format": "pt"})
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(x.nbytes for x in weights.values())},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        }
+        (unfinished / INDEX).write_text(json.dumps(index, indent=2))
+    unfinished.rename(folder)
+
+
+def _split(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
+    """Names of tensors by file, in order, each file of at most `limit` bytes or one tensor."""
+    files, room = [], 0
+    for name, size in sizes.items():
+        if not files or size > room:
+            files.append([])
+            room = limit
+        files[-1].append(name)
+        room -= size
+    if len(files) == 1:
+        return {WEIGHTS: files[0]}
+    return {f"model-{i:05}-of-{len(files):05}.safetensors": names for i, names in enumerate(files, 1)}
 
 
 def tensor_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -119,25 +169,26 @@ def _is_turned(path: tuple[str, ...]) -> bool:
     return path[-1] == "kernel"
 
 
-def _open(folder: Path, stack: ExitStack) -> Mapping[str, Any]:
-    """The open file of every tensor."""
+def _open(folder: Path, stack: ExitStack) -> Mapping[str, tuple[str, Any]]:
+    """File of every tensor, by name and opened."""
+    listed: dict[str, str] = {}
     if (folder / INDEX).exists():
-        index = load_json(folder / INDEX).get("weight_map")
-        if not isinstance(index, dict):
+        listed = load_json(folder / INDEX).get("weight_map") or {}
+        if not listed or not isinstance(listed, dict):
             raise PretrainedError(f"{folder / INDEX}: no weight_map; download the file again")
-        files = sorted(set(index.values()))
-    else:
-        files = [WEIGHTS]
-    tensors: dict[str, Any] = {}
-    for file in files:
+    tensors: dict[str, tuple[str, Any]] = {}
+    for file in sorted(set(listed.values())) or [WEIGHTS]:
         path = folder / file
         if not path.exists():
             raise PretrainedError(f"{path}: no such file; a model folder needs {WEIGHTS}, or {INDEX} and the files it lists")
         try:
-            opened = stack.enter_context(safe_open(path, framework="flax"))
+            opened = stack.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:
             raise PretrainedError(f"{path}: not a whole safetensors file ({error}); download or write it again") from error
-        tensors |= dict.fromkeys(opened.keys(), opened)
+        tensors |= dict.fromkeys(opened.keys(), (file, opened))
+    for name, file in listed.items():
+        if name not in tensors:
+            raise PretrainedError(f"{folder / file}: tensor {name} is missing, but {INDEX} says that it is there; download the file again")
     return tensors
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,45 @@ def test_what_was_written_is_read_back_bit_for_bit(tmp_path, config):
     assert found == config
     jax.tree.map(np.testing.assert_array_equal, read, params)
     assert jax.tree.structure(read) == jax.tree.structure(params)
+
+
+def test_weights_may_be_split_into_files_and_read_onto_many_devices(tmp_path):
+    params = init_params(CONFIG, jax.random.key(0))
+    pretrained.write(tmp_path / "policy", CONFIG, params, chat(), file_size=30_000)
+    files = sorted(path.name for path in (tmp_path / "policy").glob("*.safetensors"))
+    assert len(files) > 2
+    assert files[-1] == f"model-{len(files):05}-of-{len(files):05}.safetensors"
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def sharding(path, shape):
+        return jax.NamedSharding(mesh, jax.P("a", "b") if len(shape) == 2 else jax.P("a"))
+
+    _, read = pretrained.read(tmp_path / "policy", sharding)
+    jax.tree.map(np.testing.assert_array_equal, read, params)
+    kernel = read["layers_0"]["attention"]["q_proj"]["kernel"]
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(16, 32)}
+
+
+def test_a_host_holds_no_more_than_a_tensor(tmp_path):
+    config = replace(CONFIG, num_layers=12, hidden_size=256, intermediate_size=1024)
+    pretrained.write(tmp_path / "policy", config, init_params(config, jax.random.key(0)), chat())
+    size = (tmp_path / "policy" / "model.safetensors").stat().st_size
+    tracemalloc.start()
+    try:
+        pretrained.read(tmp_path / "policy")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < size / 4
+
+
+def test_an_index_that_does_not_fit_its_files_names_both(tmp_path):
+    folder = shutil.copytree(GOLDEN / "qwen3_untied_sharded", tmp_path / "model")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.norm.bias"] = "model-00002-of-00004.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(PretrainedError, match=r"model-00002-of-00004\.safetensors: tensor model\.norm\.bias is missing"):
+        pretrained.read(folder)
 
 
 def test_a_written_folder_is_a_chat_model(tmp_path):
