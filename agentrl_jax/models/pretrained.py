@@ -95,7 +95,7 @@ def read(folder: Path, sharding: ShardingFn = _on_one_device) -> tuple[ModelConf
     return config, unflatten_dict(loaded)
 
 
-def _part(stored: Any, index: tuple[slice, ...], *, turned: bool) -> NDArray[np.float32]:
+def _part(stored: Any, index: Any, *, turned: bool) -> NDArray[np.float32]:
     """The part of our array at `index`, out of a tensor in a file."""
     value = stored[index[::-1] if turned else index]
     return (value.T if turned else value).astype(np.float32)
@@ -171,7 +171,7 @@ def _is_turned(path: tuple[str, ...]) -> bool:
 
 def _open(folder: Path, stack: ExitStack) -> Mapping[str, tuple[str, Any]]:
     """File of every tensor, by name and opened."""
-    listed: dict[str, str] = {}
+    listed: Any = {}
     if (folder / INDEX).exists():
         listed = load_json(folder / INDEX).get("weight_map") or {}
         if not listed or not isinstance(listed, dict):
