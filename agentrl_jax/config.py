@@ -244,7 +244,7 @@ class Experiment:
     reduction:   which tokens, episodes or groups count the same in the loss, see `kernels.reduce`
     horizon:     tokens that reduction "constant" divides by
     correction:  `CorrectionFn`: what is done about tokens that other weights sampled
-    reference:   whether the loss is given the log-probs of the policy that the run started from
+    reference:   "held": the loss is given log-probs of the policy that the run started from; "offloaded": and its weights wait on the host
     lora:        trains adapters of the policy's weights instead of them; None: all weights
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
     components:  named parts of the reward that credit rules are given
@@ -268,7 +268,7 @@ class Experiment:
     reduction: Reduction = "token"
     horizon: int | None = None
     correction: Callable[..., Any] | None = None
-    reference: bool = False
+    reference: Literal["none", "held", "offloaded"] = "none"
     lora: Lora | None = None
     rewrite: Callable[..., Any] | None = None
     components: tuple[str, ...] = ()

@@ -192,7 +192,7 @@ def _regularised(inputs: PolicyInputs, found: PerToken, kl: float, estimator: kl
         loss = loss + kl * kl_kernels.kl(apart, estimator=estimator)
         metrics["kl_reference"] = kl_kernels.kl(apart, estimator="k3")
     elif kl:
-        raise ValueError("a loss with a KL needs the reference's log-probs: set reference=true in the experiment")
+        raise ValueError("a loss with a KL needs the reference's log-probs: set reference=held in the experiment")
     return PerToken(loss, metrics)
 
 

@@ -9,7 +9,7 @@ are here under their own names. Rules with a critic need `Estimates.values`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from agentrl_jax import correction, credit, objective, selection
 from agentrl_jax.config import Limits
@@ -24,7 +24,7 @@ class Recipe(TypedDict, total=False):
     loss: Callable[..., Any]
     reduction: Reduction
     horizon: int | None
-    reference: bool
+    reference: Literal["none", "held", "offloaded"]
     correction: Callable[..., Any] | None
     rewrite: Callable[..., Any] | None
     limits: Limits
@@ -37,7 +37,7 @@ def grpo_deepseek() -> Recipe:
     """GRPO of DeepSeekMath (https://arxiv.org/abs/2402.03300, Eq. 3 and 4): std of the group, every episode the same weight, k3 to the
     reference with 0.04. The paper does not say which std; here that of the population."""
     loss = partial(objective.ppo, kl=0.04, kl_estimator="k3")
-    return {"advantage": credit.grpo, "loss": loss, "reduction": "episode", "reference": True}
+    return {"advantage": credit.grpo, "loss": loss, "reduction": "episode", "reference": "held"}
 
 
 def dapo(*, limit: int | None = None, margin: int = 0) -> Recipe:
@@ -118,13 +118,13 @@ def gigpo_paper() -> Recipe:
     """GiGPO (https://arxiv.org/abs/2505.10978, Eq. 3-8, appendix E.1): omega 1, gamma 0.95, std of the population, statistics over
     episodes, KL 0.01."""
     loss = partial(objective.ppo, kl=0.01, kl_estimator="k3")
-    return {"advantage": credit.gigpo, "loss": loss, "reduction": "episode", "reference": True}
+    return {"advantage": credit.gigpo, "loss": loss, "reduction": "episode", "reference": "held"}
 
 
 def gigpo_code() -> Recipe:
     """GiGPO as its public code runs by default: no std ("mean_norm"), a lone episode keeps its reward, episodes count once per turn."""
     advantage = partial(credit.gigpo, std="none", singleton="raw", stats="rows")
-    return {"advantage": advantage, "loss": partial(objective.ppo, kl=0.01, kl_estimator="k3"), "reduction": "token", "reference": True}
+    return {"advantage": advantage, "loss": partial(objective.ppo, kl=0.01, kl_estimator="k3"), "reduction": "token", "reference": "held"}
 
 
 def mt_grpo() -> Recipe:
@@ -205,7 +205,7 @@ def search_r1_ppo() -> Recipe:
     """Search-R1's PPO (https://arxiv.org/abs/2503.09516): gamma and lambda 1, KL 0.001, tool output masked out of the loss. Its public
     code lets the advantage run through tool output; here it does not."""
     loss = partial(objective.ppo, kl=0.001, kl_estimator="k3")
-    return {"advantage": partial(credit.gae, normalise=True), "loss": loss, "reduction": "token", "reference": True}
+    return {"advantage": partial(credit.gae, normalise=True), "loss": loss, "reduction": "token", "reference": "held"}
 
 
 def sao(*, low: float = 0.3, high: float = 5.0) -> Recipe:

@@ -15,6 +15,7 @@ from agentrl_jax.data.collate import Shape, collate, minibatch_rows, unpack
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.inference.runner import Stats
 from agentrl_jax.learner.optimizer import make_optimizer
+from agentrl_jax.learner.reference import Reference
 from agentrl_jax.learner.update import Learner, TrainState
 from agentrl_jax.models.decoder import ModelConfig, Params
 from agentrl_jax.models.lora import Trained
@@ -57,17 +58,24 @@ def first_shape(experiment: Experiment) -> Shape:
 
 
 def learn(
-    experiment: Experiment, learner: Learner, state: TrainState, start: Params, episodes: Sequence[Episode], step: int, shape: Shape
+    experiment: Experiment,
+    learner: Learner,
+    state: TrainState,
+    base: Params | None,
+    reference: Reference | None,
+    episodes: Sequence[Episode],
+    step: int,
+    shape: Shape,
 ) -> tuple[TrainState, Shape, dict[str, float], CreditOf]:
     """All updates of one step.
 
-    start: the weights that the run started from, placed by the learner
-    shape: of the largest batch so far
+    base:      the weights that adapters are trained of, placed by the learner
+    reference: of `reference_of`
+    shape:     of the largest batch so far
 
     Between the two transfers, of the batch to the device and of the metrics back, nothing crosses.
     """
     settings = experiment.optimizer
-    base = start if experiment.lora else None
     host, packing = collate(
         episodes,
         row_length=experiment.row_length,
@@ -85,8 +93,7 @@ def learn(
         differences = difference(proximal, batch.tokens)
         if experiment.rewrite is not None:
             batch = experiment.rewrite(batch, lambda tokens: learner.logprobs(state.params, tokens, base))
-        reference = learner.logprobs(start, batch.tokens) if experiment.reference else None
-        signals = learner.signals(batch, proximal, reference)
+        signals = learner.signals(batch, proximal, reference(batch.tokens) if reference else None)
         found = []
         for part in rows:
             state, metrics = learner.update(state, batch, signals, part, base)

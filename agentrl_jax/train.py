@@ -20,6 +20,7 @@ from agentrl_jax.data.credits import CreditWriter
 from agentrl_jax.data.store import EpisodeWriter
 from agentrl_jax.evaluate import parts_of, play, score, serving_of, settings_of
 from agentrl_jax.learner.checkpoint import Checkpoints
+from agentrl_jax.learner.reference import reference_of
 from agentrl_jax.models.lora import whole
 from agentrl_jax.models.sharding import split_cpu
 from agentrl_jax.prepare import first_policy
@@ -46,7 +47,8 @@ async def train(experiment: Experiment) -> Path:
         policy.tokenizer.save(folder / TOKENIZER)
         learner = learner_of(experiment, policy.model)
         state, step, shape = learner.init(trained_of(experiment, policy.params)), 0, first_shape(experiment)
-        start = learner.place(policy.params)
+        base = learner.place(policy.params) if experiment.lora else None
+        reference = reference_of(learner, policy.params, experiment.reference, base)
         checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints"))
         if checkpoints.latest is not None:
             step, state, meta = checkpoints.restore(state)
@@ -65,7 +67,7 @@ async def train(experiment: Experiment) -> Path:
             while step < experiment.steps:
                 values = {}
                 clock = Clock(serving.stats)
-                await serving.update(whole(state.params, start), step)
+                await serving.update(whole(state.params, base), step)
                 if step % experiment.evaluate.every == 0:
                     values |= summarise(await play(experiment, parts, experiment.evaluate.tasks), "eval")
                     clock.lap("evaluate")
@@ -73,7 +75,7 @@ async def train(experiment: Experiment) -> Path:
                 jobs = plan(tasks, experiment.rollout.group_size, seed=experiment.seed, step=step)
                 episodes = await collect(jobs, parts, settings_of(experiment.rollout), sink=store.add)
                 clock.lap("collect")
-                stepped, shape, learned, credit = learn(experiment, learner, state, start, episodes, step, shape)
+                stepped, shape, learned, credit = learn(experiment, learner, state, base, reference, episodes, step, shape)
                 clock.lap("train")
                 credit_store.append(credit)
                 store.sync()
@@ -89,8 +91,8 @@ async def train(experiment: Experiment) -> Path:
             if not state.updates.is_deleted():
                 checkpoints.save(step, state, {"shape": list(shape)})
 
-        trained = replace(policy, params=whole(state.params, start))
-        await serving.update(whole(state.params, start), step)
+        trained = replace(policy, params=whole(state.params, base))
+        await serving.update(whole(state.params, base), step)
         after = read_score(folder / AFTER) or write_score(folder / AFTER, await score(experiment, parts))
         if not (folder / "policy").exists():
             trained.write(folder / "policy", context_limit=experiment.rollout.context)

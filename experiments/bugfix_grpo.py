@@ -22,7 +22,7 @@ experiment = Experiment(
     expert=expert,
     advantage=credit.grpo,
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
-    reference=True,  # without the KL, calls begin to lose their form after a dozen steps
+    reference="held",  # without the KL, calls begin to lose their form after a dozen steps
     optimizer=Optimizer(learning_rate=5e-4),
     evaluate=Evaluate(every=20, final=200, splits=("held_out", "held_out_functions")),
     steps=80,

@@ -33,7 +33,7 @@ experiment = Experiment(
     expert=expert,
     advantage=credit.grpo,
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.02),
-    reference=True,
+    reference="held",
     optimizer=Optimizer(learning_rate=5e-4),
     rollout=Rollout(turns=6, turn_tokens=160, episode_tokens=320),
     evaluate=Evaluate(every=10, final=100),

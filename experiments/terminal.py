@@ -32,7 +32,7 @@ experiment = Experiment(
     expert=expert,
     advantage=partial(credit.gigpo, omega=1.0),
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2, kl=0.001),
-    reference=True,
+    reference="held",
     rollout=Rollout(turns=8, turn_tokens=256, episode_tokens=1024, context=4096),
     row_length=4096,
     inference=Served,

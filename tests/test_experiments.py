@@ -83,7 +83,7 @@ def test_a_step_with_the_rewrite(rewrite):
     plain, changed = experiment, replace(experiment, rewrite=rewrite)
     learner, params = learner_of(plain, MODEL), init_params(MODEL, jax.random.key(0))
     episodes = collected(8)
-    results = [learn(of, learner, learner.init(params), params, episodes, 0, SMALL) for of in (plain, changed)]
+    results = [learn(of, learner, learner.init(params), None, None, episodes, 0, SMALL) for of in (plain, changed)]
     (_, _, values, credit), (_, _, wide, credit_wide) = results
     spans = [span for episode in episodes for segment in episode.segments for span in segment.spans[1:]]
     tokens = sum(len(span.tokens) for span in spans if rewrite is unmask or span.logprobs is not None)

@@ -151,7 +151,7 @@ def test_a_sequence_may_be_a_turn(batch):
 
 
 def test_a_kl_without_a_reference_is_refused(batch):
-    with pytest.raises(ValueError, match="reference=true"):
+    with pytest.raises(ValueError, match="reference=held"):
         trained(batch, {"advantage": credit.grpo, "loss": partial(objective.ppo, kl=0.1), "reduction": "token"})
 
 

@@ -13,6 +13,7 @@ from agentrl_jax.config import Limits, Lora
 from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.inference.runner import Stats
+from agentrl_jax.learner.reference import reference_of
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, init_params
 from agentrl_jax.models.lora import Adapter, whole
@@ -36,12 +37,13 @@ def collected(n=6, *, step=0, turns=2, **options):
 
 def start(of=experiment):
     learner, params = learner_of(of, MODEL), init_params(MODEL, jax.random.key(0))
-    return learner, learner.init(trained_of(of, params)), learner.place(params)
+    base = learner.place(params) if of.lora else None
+    return learner, learner.init(trained_of(of, params)), (base, reference_of(learner, params, of.reference, base))
 
 
 def learned(episodes, of=experiment, *, step=0, shape=SMALL):
-    learner, state, params = start(of)
-    return learn(of, learner, state, params, episodes, step, shape)
+    learner, state, fixed = start(of)
+    return learn(of, learner, state, *fixed, episodes, step, shape)
 
 
 def assert_same_bits(ours, theirs):
@@ -92,21 +94,21 @@ def test_episodes_at_a_limit_leave_the_loss_where_the_experiment_drops_them():
 
 
 def test_the_reference_is_the_policy_that_the_run_started_from():
-    of = replace(experiment, reference=True, loss=partial(objective.ppo, kl=0.1))
-    learner, state, params = start(of)
+    of = replace(experiment, reference="held", loss=partial(objective.ppo, kl=0.1))
+    learner, state, fixed = start(of)
     divergences = []
     for step in range(2):
-        state, _, values, _ = learn(of, learner, state, params, collected(step=step), step, SMALL)
+        state, _, values, _ = learn(of, learner, state, *fixed, collected(step=step), step, SMALL)
         divergences.append(values["train/kl_reference"])
     assert 0 <= divergences[0] < divergences[1]
 
 
 def test_an_adapter_is_trained_and_its_base_stays():
     of = replace(experiment, lora=Lora(rank=2, projections=("q_proj", "v_proj")))
-    learner, before, base = start(of)
+    learner, before, (base, reference) = start(of)
     untrained = jax.tree.map(jnp.copy, base)
     proximal = whole(before.params, base)
-    state, _, values, _ = learn(of, learner, before, base, collected(), 0, SMALL)
+    state, _, values, _ = learn(of, learner, before, base, reference, collected(), 0, SMALL)
     assert_same_bits((proximal, base), (untrained, untrained))
     assert isinstance(state.params, Adapter)
     assert values["train/update_norm"] > 0
@@ -116,10 +118,10 @@ def test_an_adapter_is_trained_and_its_base_stays():
 
 def test_a_run_compiles_a_bounded_number_of_programs():
     """Sizes go up and down; only a step that fits no earlier shape makes a new program."""
-    learner, state, params = start(replace(experiment, loss=partial(objective.ppo, clip_low=0.15)))
+    learner, state, fixed = start(replace(experiment, loss=partial(objective.ppo, clip_low=0.15)))
     before, shape, shapes = Learner.update._cache_size(), Shape(), []
     for step, (n, turns) in enumerate([(3, 1), (2, 1), (9, 3), (4, 2), (12, 3), (1, 1), (9, 3)]):
-        state, shape, _, _ = learn(experiment, learner, state, params, collected(n, step=step, turns=turns), step, shape)
+        state, shape, _, _ = learn(experiment, learner, state, *fixed, collected(n, step=step, turns=turns), step, shape)
         shapes.append(shape)
     assert Learner.update._cache_size() - before == len(set(shapes)) == 2
 
@@ -147,9 +149,9 @@ def test_the_first_shape_holds_what_its_docstring_says():
 def test_what_goes_over_the_host_fails(change, message):
     """And nothing is lost: the state can still be saved."""
     of = replace(experiment, **change)
-    learner, state, params = start(of)
+    learner, state, fixed = start(of)
     with pytest.raises(Exception, match=message):
-        learn(of, learner, state, params, collected(), 0, SMALL)
+        learn(of, learner, state, *fixed, collected(), 0, SMALL)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 

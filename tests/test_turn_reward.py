@@ -61,7 +61,7 @@ async def test_they_reach_the_batch_and_the_credit_of_the_turns_tokens():
 
     learner = learner_of(experiment, policy.model)
     state, shape = learner.init(policy.params), first_shape(experiment)
-    _, _, values, found = learn(experiment, learner, state, learner.place(policy.params), episodes, 0, shape)
+    _, _, values, found = learn(experiment, learner, state, None, None, episodes, 0, shape)
     assert values["train/gradient_norm"] > 0
     # 0.25 and twice -0.5: by their group's mean and standard deviation, on the tokens of the first turn alone.
     for episode, expected in zip(episodes, [2**0.5, -(0.5**0.5), -(0.5**0.5)] * 2, strict=True):
