@@ -161,6 +161,9 @@ def check(folder: Path, *, count: int = len(QUESTIONS), strings: int = 200) -> d
     """Our numbers of `count` prompts and `strings` texts against those of transformers on the same folder."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     policy = Policy.read(folder)
     rows = prompts(policy, count)
