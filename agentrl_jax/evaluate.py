@@ -8,7 +8,6 @@ measures the policy that a finished run left in its folder; `policy=FOLDER` meas
 import asyncio
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from agentrl_jax import config
 from agentrl_jax.chat.renderer import OURS, Renderer
@@ -16,6 +15,7 @@ from agentrl_jax.config import Experiment, Rollout
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.inference.protocol import Sampler
 from agentrl_jax.inference.serving import Serving
+from agentrl_jax.models.hub import model_folder
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.report.score import Score, table
 from agentrl_jax.rollout.agent import Parts, RolloutLimits
@@ -68,7 +68,7 @@ async def score(experiment: Experiment, parts: Parts) -> Score:
 
 
 async def _score_of(experiment: Experiment) -> Score:
-    policy = Policy.read(Path(experiment.policy or experiment.folder / "policy"))
+    policy = Policy.read(model_folder(experiment.policy) if experiment.policy else experiment.folder / "policy")
     async with experiment.sandbox() as backend, serving_of(experiment, policy) as serving:
         return await score(experiment, parts_of(experiment, policy, backend, serving))
 

@@ -92,7 +92,7 @@ async def train(experiment: Experiment) -> Path:
                 checkpoints.save(step, state, {"shape": list(shape)})
 
         trained = replace(policy, params=whole(state.params, base))
-        await serving.update(whole(state.params, base), step)
+        await serving.update(trained.params, step)
         after = read_score(folder / AFTER) or write_score(folder / AFTER, await score(experiment, parts))
         if not (folder / "policy").exists():
             trained.write(folder / "policy", context_limit=experiment.rollout.context)
