@@ -77,6 +77,19 @@ def effective_sample_size(weight: Float[Array, "*S"], mask: Bool[Array, "*S"]) -
     return jnp.square(jnp.sum(w)) / jnp.where(squares > 0, n * squares, 1.0)
 
 
+def explained_variance(value: Float[Array, "*S"], target: Float[Array, "*S"], mask: Bool[Array, "*S"]) -> Float[Array, ""]:
+    """`1 - Var(R - V) / Var(R)` over `mask`: how much of the returns R a critic's values V foresaw. 1 all, 0 no more than a constant,
+    below 0 less than that; 0 where all returns are the same. (OpenAI baselines, common/math_util.py; a constant error does not count.)
+
+    Example:
+        >>> explained_variance(jnp.array([0.0, 2.0]), jnp.array([0.0, 4.0]), jnp.array([True, True]))  # doctest: +SKIP
+        Array(0.75)
+    """
+    spread = summary(target, mask).std
+    left = summary(jnp.where(mask, target - value, 0.0), mask).std
+    return jnp.where(spread > 0, 1.0 - jnp.square(left / jnp.where(spread > 0, spread, 1.0)), 0.0)
+
+
 def fractions_outside(
     x: Float[Array, "*S"], mask: Bool[Array, "*S"], *, lower: float | None = None, upper: float | None = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:

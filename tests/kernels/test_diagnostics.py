@@ -44,6 +44,29 @@ def test_parts_are_summaries_of_their_own(entries):
             np.testing.assert_allclose(whole[k], one, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([0.0, 2.0, 7.0, 4.0], 1.0),
+        ([3.0, 5.0, jnp.nan, 7.0], 1.0),
+        ([1.0, 1.0, 1.0, 1.0], 0.0),
+        ([0.0, 1.0, 7.0, 2.0], 0.75),
+        ([4.0, 2.0, 0.0, 0.0], -3.0),
+    ],
+    ids=["all", "all but a constant", "constant", "half", "wrong way"],
+)
+def test_explained_variance(value, expected):
+    target, mask = jnp.array([0.0, 2.0, jnp.inf, 4.0]), jnp.array([1, 1, 0, 1], bool)
+    for explained in (diagnostics.explained_variance, jax.jit(diagnostics.explained_variance)):
+        np.testing.assert_allclose(explained(jnp.array(value), target, mask), expected, atol=1e-6)
+
+
+def test_equal_returns_leave_nothing_to_explain():
+    value, target, mask = jnp.array([0.2, 0.7]), jnp.array([0.1, 0.1]), jnp.ones(2, bool)
+    assert diagnostics.explained_variance(value, target, mask) == 0
+    assert diagnostics.explained_variance(value, target, ~mask) == 0
+
+
 def test_fractions():
     np.testing.assert_allclose(diagnostics.fractions_outside(X, MASK, lower=0.0, upper=2.0), [0.2, 0.4])
     np.testing.assert_allclose(diagnostics.fractions_outside(X, MASK), [0.0, 0.0])
