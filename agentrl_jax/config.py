@@ -121,6 +121,8 @@ class Rollout:
     temperature:    sampling temperature, also applied in the trainer
     slots:          episodes that run at the same time
     retries:        how often an episode lost to infrastructure is tried anew
+    history:        "sampled": turns see the ids that were sampled; "template": what the chat template makes of them, a new segment
+                    where that differs, as servers do that are sent messages
     """
 
     groups: int = 8
@@ -133,6 +135,7 @@ class Rollout:
     temperature: float = 1.0
     slots: int = 64
     retries: int = 1
+    history: Literal["sampled", "template"] = "sampled"
 
     def __post_init__(self) -> None:
         positive = ("groups", "group_size", "turns", "turn_tokens", "episode_tokens", "context", "seconds", "temperature", "slots")

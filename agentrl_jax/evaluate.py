@@ -36,7 +36,8 @@ def parts_of(experiment: Experiment, policy: Policy, backend: Backend, serving: 
     # A policy of another's making is told its tools, in the way of its template; ours has learnt them.
     tools = () if policy.template == OURS else tuple(experiment.environment.tools)
     renderer = Renderer(policy.tokenizer, policy.template, tools=tools)
-    return Parts(experiment.environment, backend, serving, renderer, experiment.turn_reward)
+    rewrites = experiment.rollout.history == "template"
+    return Parts(experiment.environment, backend, serving, renderer, experiment.turn_reward, rewrites)
 
 
 def serving_of(experiment: Experiment, policy: Policy) -> Serving:

@@ -38,7 +38,8 @@ async def first_policy(experiment: Experiment, backend: Backend, folder: Path) -
             raise ConfigError(f"{experiment.policy}: the tokenizer has more ids than the model; it belongs to another model")
         if policy.template.breaks:
             rewritten = ", ".join(found.what for found in policy.template.breaks)
-            Progress().say(f"the chat template would rewrite earlier turns ({rewritten}); episodes keep what was sampled")
+            how = "they stay as sampled" if experiment.rollout.history == "sampled" else "each time it does, a new segment begins"
+            Progress().say(f"the chat template would rewrite earlier turns ({rewritten}); {how}")
         return policy
     target = folder / "warmstart"
     if not target.exists():

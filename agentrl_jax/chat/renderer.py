@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl_jax.chat.template import ChatTemplate, Layout, Slot
+from agentrl_jax.chat.template import ChatTemplate, Layout, Messages, Slot, beginning
 from agentrl_jax.chat.tokenizer import ChatTokenizer
 from agentrl_jax.chat.toolcalls import ParseError, ToolCall, call_pieces, parse_call, render_call
 from agentrl_jax.chat.tools import Tool
@@ -100,7 +100,7 @@ class Renderer:
     tools: tuple[Tool, ...] = ()
 
     def __post_init__(self) -> None:
-        missing = [token for token in (*self.template.stop, self._layout.end) if not self.tokenizer.has(token)]
+        missing = [token for token in (*self.template.stop, self.layout.end) if not self.tokenizer.has(token)]
         if missing:
             raise ValueError(
                 f"tokenizer.json: no token {missing[0]}, which ends a turn of the chat template; they belong to different models"
@@ -113,23 +113,23 @@ class Renderer:
 
     def task(self, prompt: str) -> list[Piece]:
         """How an episode begins."""
-        slot = self._layout.task
+        slot = self.layout.task
         return [self._glue(slot.before), self._text(slot, prompt), self._glue(slot.after)]
 
     def answer(self, text: str, turn: NDArray[np.int32]) -> list[Piece]:
         """What follows a sampled `turn` i32[n]: the tool's `text`, and the token that closes a turn where one cut by length lacks it."""
-        slot = self._layout.answer
-        before = slot.before[len(self._layout.end) :] if self._closed(turn) else slot.before
+        slot = self.layout.answer
+        before = slot.before[len(self.layout.end) :] if self.closed(turn) else slot.before
         return [self._glue(before), self._text(slot, text), self._glue(slot.after)]
 
     def answered(self, tokens: NDArray[np.int32], turn: NDArray[np.int32]) -> str:
         """The text in `tokens` i32[n], which `answer` gave for `turn`."""
         before, _, after = (len(piece.tokens) for piece in self.answer("", turn))
-        return self._layout.answer.read(self.tokenizer.decode(tokens[before : len(tokens) - after]))
+        return self.layout.answer.read(self.tokenizer.decode(tokens[before : len(tokens) - after]))
 
     def content(self, turn: NDArray[np.int32]) -> bytes:
         """The bytes of a sampled `turn` i32[n] without the token that closes it."""
-        return self.tokenizer.decode_bytes(turn[:-1] if self._closed(turn) else turn)
+        return self.tokenizer.decode_bytes(turn[:-1] if self.closed(turn) else turn)
 
     def parse(self, turn: NDArray[np.int32], tools: Iterable[Tool]) -> ToolCall | ParseError:
         """The call that a sampled `turn` i32[n] makes, in the form of the template."""
@@ -137,9 +137,10 @@ class Renderer:
 
     def call(self, name: str, arguments: Mapping[str, object]) -> NDArray[np.int32]:
         """i32[n]: a whole turn that makes this call, as a scripted policy writes it."""
-        return self.tokenizer.encode_markup(render_call(name, arguments, self.template.calls) + self._layout.end)
+        return self.tokenizer.encode_markup(render_call(name, arguments, self.template.calls) + self.layout.end)
 
-    def _closed(self, turn: NDArray[np.int32]) -> bool:
+    def closed(self, turn: NDArray[np.int32]) -> bool:
+        """Whether a sampled `turn` i32[n] ends with a token that closes it; one cut by length does not."""
         return len(turn) > 0 and int(turn[-1]) in self.stop
 
     def _glue(self, text: str) -> Piece:
@@ -149,8 +150,20 @@ class Renderer:
         return Piece(self.tokenizer.encode(slot.written(text)), template=False)
 
     @cached_property
-    def _layout(self) -> Layout:
+    def layout(self) -> Layout:
+        """The pieces around sampled turns."""
+        system, tools = self._declared
+        return self.template.layout(system, tools)
+
+    def render(self, messages: Messages) -> str:
+        """What the template writes of a conversation, tools declared."""
+        system, tools = self._declared
+        return self.template.render([*beginning(system), *messages], tools)
+
+    @cached_property
+    def _declared(self) -> tuple[str | None, tuple[Tool, ...]]:
+        """The system message, and the tools that the template declares itself."""
         if not self.tools or self.template.tells(self.tools):
-            return self.template.layout(self.system, self.tools)
+            return self.system, self.tools
         declared = _TOOLS_HEAD + "\n".join(json.dumps(tool.schema(), ensure_ascii=False) for tool in self.tools) + _TOOLS_TAIL
-        return self.template.layout(declared if self.system is None else f"{self.system}\n\n{declared}")
+        return (declared if self.system is None else f"{self.system}\n\n{declared}"), ()

@@ -52,11 +52,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """task: around the first prompt; answer: around a tool's text, its `before` beginning with `end`; end: the token that closes a turn."""
+    """task: around the first prompt; answer: around a tool's text, its `before` beginning with `end`; end: the token that closes a turn.
+
+    role: of the messages that bring answers, "tool" or, where the template knows no tools, "user"
+    """
 
     task: Slot
     answer: Slot
     end: str
+    role: str
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,14 @@ class ChatTemplate:
 
     def tells(self, tools: Sequence[Tool]) -> bool:
         """Whether the template declares tools to the model; that of a model which was not taught to call any leaves them out."""
-        return self.render([_user("-")], tools) != self.render([_user("-")])
+        return self.render([user("-")], tools) != self.render([user("-")])
 
     def layout(self, system: str | None = None, tools: Sequence[Tool] = ()) -> Layout:
         """The pieces around sampled turns. Raises TemplateError where the template has no such pieces."""
-        start = _start(system)
-        before = self.render([*start, _user(_PROMPT)], tools)
-        task = self._slot(before, _PROMPT, lambda text: self.render([*start, _user(text)], tools))
-        told = [*start, _user("-"), _assistant(_TURN)]
+        start = beginning(system)
+        before = self.render([*start, user(_PROMPT)], tools)
+        task = self._slot(before, _PROMPT, lambda text: self.render([*start, user(text)], tools))
+        told = [*start, user("-"), assistant(_TURN)]
         for role in ("tool", "user"):  # a template without tools leaves out the text of one; users it knows
             rendered = self.render([*told, {"role": role, "content": _TEXT}], tools).partition(_TURN)[2]
             if _TEXT in rendered:
@@ -118,7 +122,7 @@ class ChatTemplate:
         ends = [token for token in self.stop if answer.before.startswith(token)]
         if not ends:
             raise TemplateError(f"the chat template ends a turn with {answer.before[:20]!r}, which is none of {', '.join(self.stop)}")
-        return Layout(task, answer, max(ends, key=len))
+        return Layout(task, answer, max(ends, key=len), role)
 
     @staticmethod
     def _slot(rendered: str, mark: str, render: Any) -> Slot:
@@ -133,7 +137,7 @@ class ChatTemplate:
         """How this template writes tool calls; one that knows none gets tags."""
         call = {"type": "function", "function": {"name": "look", "arguments": {"path": _TEXT}}}
         try:
-            rendered = self.render([_user("-"), _assistant("") | {"tool_calls": [call]}])
+            rendered = self.render([user("-"), assistant("") | {"tool_calls": [call]}])
         except TemplateError:
             return TAGGED
         return BARE if '"parameters"' in rendered and TAGGED.open not in rendered else TAGGED
@@ -144,40 +148,43 @@ class ChatTemplate:
         layout, call = self.layout(), render_call("look", {"path": "a"}, self.calls)
         answer = ({"role": "tool", "content": "b"}, layout.answer)
         asked = ({"role": "user", "content": "b"}, None)
-        structured = _assistant("") | {"tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"path": "a"}}}]}
+        structured = assistant("") | {"tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"path": "a"}}}]}
         probes = [
-            ("a tool call", call, _assistant(call), answer),
+            ("a tool call", call, assistant(call), answer),
             ("a tool call that the server took apart", call, structured, answer),
-            ("white space around a turn", f" \n{call}\n ", _assistant(f" \n{call}\n "), answer),
+            ("white space around a turn", f" \n{call}\n ", assistant(f" \n{call}\n "), answer),
         ]
         for what, thought in (("a think block", "<think>\nx\n</think>\n\n"), ("a think block without line ends", "<think>x</think>")):
-            probes.append((f"{what}, then a tool's answer", thought + call, _assistant(thought + call), answer))
-        probes.append(("a think block, then a new question", "<think>\nx\n</think>\n\ny", _assistant("<think>\nx\n</think>\n\ny"), asked))
+            probes.append((f"{what}, then a tool's answer", thought + call, assistant(thought + call), answer))
+        probes.append(("a think block, then a new question", "<think>\nx\n</think>\n\ny", assistant("<think>\nx\n</think>\n\ny"), asked))
         found = []
         for what, turn, message, (reply, slot) in probes:
             first = layout.task.before + "a" + layout.task.after + turn + layout.end
             try:
-                rendered = self.render([_user("a"), message, reply])
+                rendered = self.render([user("a"), message, reply])
             except TemplateError as error:
                 rendered = str(error)
             same = rendered.startswith(first) if slot is None else rendered == first + slot.before[len(layout.end) :] + "b" + slot.after
             if not same:
                 found.append(Break(what, first, rendered))
-        today, later = (self.render([_user("a")], date=date) for date in (DATE, datetime(2025, 8, 27)))
+        today, later = (self.render([user("a")], date=date) for date in (DATE, datetime(2025, 8, 27)))
         if today != later:
             found.append(Break(f"today's date, which stays {DATE:%d %b %Y}", today, later))
         return tuple(found)
 
 
-def _start(system: str | None) -> list[Mapping[str, Any]]:
+def beginning(system: str | None) -> list[Mapping[str, Any]]:
+    """The messages before the first question."""
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def _user(text: str) -> dict[str, Any]:
+def user(text: str) -> dict[str, Any]:
+    """A message of the user."""
     return {"role": "user", "content": text}
 
 
-def _assistant(text: str) -> dict[str, Any]:
+def assistant(text: str) -> dict[str, Any]:
+    """A turn of the policy, calls and all, as it was written."""
     return {"role": "assistant", "content": text}
 
 

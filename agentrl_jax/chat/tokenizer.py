@@ -47,7 +47,10 @@ def train(texts: Iterable[str], vocab_size: int, scaffold: Sequence[str] = ()) -
 
 
 class ChatTokenizer:
-    """Encodes and decodes by a `tokenizer.json`, ours or a byte-level one of a pretrained model. `text` is that file's content."""
+    """Encodes and decodes by a `tokenizer.json`, ours or a byte-level one of a pretrained model. `text` is that file's content.
+
+    added: its control tokens and tags, as text
+    """
 
     def __init__(self, source: str) -> None:
         """`source` is the text of a tokenizer.json. Raises ValueError where it has no added tokens."""
@@ -56,8 +59,8 @@ class ChatTokenizer:
         # Without its added tokens the same BPE can only make ordinary tokens: no text of a task or a tool can forge a turn or a call.
         self._plain = Tokenizer.from_str(json.dumps(json.loads(source) | {"added_tokens": []}))
         # Tags may be ordinary text: only a policy's own turn is searched for them. What ends turns is added, so text cannot spell it.
-        self._added = {token.content for token in self._markup.get_added_tokens_decoder().values()}
-        if not self._added:
+        self.added = frozenset(token.content for token in self._markup.get_added_tokens_decoder().values())
+        if not self.added:
             raise ValueError("tokenizer.json: no added tokens; a chat needs one that ends a turn and that no text can spell")
 
     @classmethod
@@ -76,7 +79,7 @@ class ChatTokenizer:
 
     def has(self, token: str) -> bool:
         """Whether there is such an added token."""
-        return token in self._added
+        return token in self.added
 
     def id(self, token: str) -> int:
         """Id of an added token such as `<|im_end|>`. Raises KeyError where there is none."""

@@ -4,7 +4,8 @@ The loop sees protocols only. What the policy may cause (a turn that does not pa
 the episode goes on. What it cannot cause is classified here, once, into an ending that keeps the episode out of training. Anything
 else that is raised is a mistake in the code and stops the run.
 
-The prompt of each turn is the concatenation of all spans so far: sampled ids are appended as they came, never rendered again.
+The prompt of each turn is the concatenation of all spans of the segment so far: sampled ids are appended as they came. Only where the
+policy's template has it otherwise, and the run wants it so, does a turn begin a new segment with the history as the template writes it.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl_jax.chat.history import History
 from agentrl_jax.chat.renderer import Piece, Renderer
 from agentrl_jax.chat.toolcalls import ParseError
 from agentrl_jax.data.episode import Author, Ending, Episode, Outcome, Span, Turn, digest
@@ -39,7 +41,7 @@ class RolloutLimits:
     turns:          actions
     turn_tokens:    sampled tokens of one turn
     episode_tokens: sampled tokens of all turns
-    context:        tokens of the whole episode; the sampler's own limit holds as well
+    context:        tokens that the policy sees at a time; the sampler's own limit holds as well
     seconds:        generation and tools together, queueing not counted; checked between turns
     deadline:       seconds without an answer after which a sampler, a box or a grader counts as failed; far above what commands may take
     """
@@ -80,13 +82,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Parts:
-    """What episodes run on. `turn_reward`: scores each turn that was a tool call; None where only the outcome counts."""
+    """What episodes run on.
+
+    turn_reward: scores each turn that was a tool call; None where only the outcome counts
+    rewrites:    the history of each turn is what the policy's chat template writes; otherwise what was sampled
+    """
 
     environment: Environment
     backend: Backend
     sampler: Sampler
     renderer: Renderer
     turn_reward: TurnRewardFn | None = None
+    rewrites: bool = False
 
 
 Sink = Callable[[Event], None]
@@ -153,11 +160,12 @@ class _Log:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        return self._state.segments[0] if self._state.segments else ()
+        """Of the newest segment."""
+        return self._state.segments[-1] if self._state.segments else ()
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """i32[n]: all ids so far, the prompt of the next sampled span."""
+        """i32[n]: all ids of the newest segment, the prompt of the next sampled span."""
         return np.concatenate([span.tokens for span in self.spans])
 
     @property
@@ -165,7 +173,11 @@ class _Log:
         return self.timings["generate"] + self.timings["tools"]
 
     def append(self, span: Span) -> None:
-        self._happened(SpanAdded(self.job.id, 0, span))
+        self._happened(SpanAdded(self.job.id, max(len(self._state.segments) - 1, 0), span))
+
+    def begin(self, turn: int, copied: NDArray[np.int32]) -> None:
+        """A new segment, beginning with what was said before."""
+        self._happened(SpanAdded(self.job.id, len(self._state.segments), Span(Author.COPY, turn, copied)))
 
     def extend(self, turn: int, pieces: Sequence[Piece], author: Author) -> None:
         """Append rendered pieces: the glue by the template, the text by its `author`."""
@@ -233,6 +245,7 @@ async def _play(parts: Parts, limits: RolloutLimits, temperature: float, log: _L
     """Turn after turn until the policy submits or a limit ends it. An answer that no turn can follow is not recorded."""
     env, task, context = parts.environment, log.job.task, min(limits.context, parts.sampler.context_limit)
     log.extend(0, parts.renderer.task(task.prompt), Author.TASK)
+    history = History(parts.renderer, task.prompt) if parts.rewrites else None
     state: str | None = None
     for turn in range(limits.turns):
         room, left = context - len(log.tokens), limits.episode_tokens - log.counters["sampled_tokens"]
@@ -252,9 +265,13 @@ async def _play(parts: Parts, limits: RolloutLimits, temperature: float, log: _L
         if observation.done:
             return Ending.SUBMITTED
         if turn + 1 < limits.turns:
-            answer = parts.renderer.answer(observation.text, sampled)
-            if len(log.tokens) + sum(len(piece.tokens) for piece in answer) >= context:
+            rewritten = history and history.answered(sampled, observation.text)
+            before = rewritten.copied if rewritten else log.tokens
+            answer = rewritten.answer if rewritten else parts.renderer.answer(observation.text, sampled)
+            if len(before) + sum(len(piece.tokens) for piece in answer) >= context:
                 return Ending.CONTEXT_LIMIT
+            if rewritten:
+                log.begin(turn, rewritten.copied)
             log.extend(turn, answer, Author.ENVIRONMENT)
         state = observation.state
     return Ending.TURN_LIMIT

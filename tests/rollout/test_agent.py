@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_jax.chat.renderer import Renderer
+from agentrl_jax.chat.template import ChatTemplate
 from agentrl_jax.data.episode import Author, Ending
 from agentrl_jax.data.events import Ended, Unfinished, fold
 from agentrl_jax.inference.protocol import Completion, InferenceError
@@ -73,6 +75,34 @@ async def test_what_was_sent_is_what_is_trained():
             assert span.versions is not None
             assert (span.logprobs == -0.5).all()
             assert (span.versions == 7).all()
+
+
+async def test_a_rewritten_history_begins_a_segment_and_no_token_is_trained_twice():
+    """A template that drops thoughts before the last question, and has answers as questions."""
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{{ m.content if loop.last or m.role == 'user' else m.content.split('</think>')[-1] }}{{ '<|im_end|>\\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\\n' }}"
+    )
+    renderer = Renderer(TOKENIZER, ChatTemplate(source, ("<|im_end|>",)))
+    thought = np.concatenate([TOKENIZER.encode("<think>a or b?</think>"), add("a")])
+    sampler = Turns([add("c"), thought, add("b"), SUBMIT])
+    made = replace(parts(sampler=sampler), renderer=renderer, rewrites=True)
+    episode = await run_episode(job(), made, LIMITS)
+
+    assert episode.outcome is not None
+    assert episode.outcome.reward == 3.0
+    first, second = episode.segments
+    assert np.array_equal(first.tokens[first.mask], np.concatenate([add("c"), thought]))
+    assert np.array_equal(second.tokens[second.mask], np.concatenate([add("b"), SUBMIT]))
+    assert [span.author for span in second.spans[:2]] == [Author.COPY, Author.TEMPLATE]
+    assert "think" in TOKENIZER.decode(first.tokens)
+    assert "think" not in TOKENIZER.decode(second.tokens)
+    prompts = sampler.prompts["train-0-0-0"]
+    for segment, i in ((first, 1), (second, 2), (second, 3)):
+        assert np.array_equal(segment.tokens[: len(prompts[i])], prompts[i])
+    kept = await run_episode(job(), replace(made, sampler=Turns([add("c"), thought, add("b"), SUBMIT]), rewrites=False), LIMITS)
+    assert [segment.mask.sum() for segment in kept.segments] == [episode.policy_tokens]
 
 
 async def test_the_sampled_stop_token_is_an_action():
