@@ -25,6 +25,24 @@ MODELS = sorted(path.name for path in FACTS)
 CONFIG = ModelConfig(vocab_size=600, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48)
 
 
+SHAPES = pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        replace(CONFIG, tie_embeddings=False, rope=Rope(theta=1e4, variant="linear", factor=2.0)),
+        replace(CONFIG, qk_norm=False, attention_bias=True, head_dim=8, rope=Rope(variant="yarn", factor=4.0, original_context=64)),
+        replace(CONFIG, qk_norm=False, rope=Rope(variant="llama3", factor=8.0, original_context=64)),
+    ],
+    ids=["qwen3", "qwen3-untied-linear", "qwen2-yarn", "llama3"],
+)
+
+
+def varied(config: ModelConfig) -> dict:
+    """Random weights, scales and biases among them."""
+    params = init_params(config, jax.random.key(0))
+    return jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+
+
 def chat() -> pretrained.Chat:
     source = tokenizer.train(["read the file, then run the tests"], 300).text
     return pretrained.Chat(source, "{{ messages }}", end="<|im_end|>", padding="<|endoftext|>", context_limit=512)
@@ -39,19 +57,9 @@ def test_numbers_are_those_of_transformers(model):
     assert row == [16, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        CONFIG,
-        replace(CONFIG, tie_embeddings=False, rope=Rope(theta=1e4, variant="linear", factor=2.0)),
-        replace(CONFIG, qk_norm=False, attention_bias=True, head_dim=8, rope=Rope(variant="yarn", factor=4.0, original_context=64)),
-        replace(CONFIG, qk_norm=False, rope=Rope(variant="llama3", factor=8.0, original_context=64)),
-    ],
-    ids=["qwen3", "qwen3-untied-linear", "qwen2-yarn", "llama3"],
-)
+@SHAPES
 def test_what_was_written_is_read_back_bit_for_bit(tmp_path, config):
-    params = init_params(config, jax.random.key(0))
-    params = jax.tree.map(lambda x: x + 0.01 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    params = varied(config)
     pretrained.write(tmp_path / "policy", config, params, chat())
     found, read = pretrained.read(tmp_path / "policy")
     assert found == config
@@ -111,12 +119,12 @@ def test_a_written_folder_is_a_chat_model(tmp_path):
 
 @pytest.mark.real("torch")
 @pytest.mark.slow
-def test_transformers_computes_the_same_from_a_written_folder(tmp_path):
+@SHAPES
+def test_transformers_computes_the_same_from_a_written_folder(tmp_path, config):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    config = replace(CONFIG, tie_embeddings=False)
-    params = init_params(config, jax.random.key(0))
+    params = varied(config)
     pretrained.write(tmp_path / "policy", config, params, chat())
     tokens = np.random.default_rng(0).integers(0, 600, (2, 20), dtype=np.int32)
     with torch.no_grad():
