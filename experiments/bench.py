@@ -2,8 +2,8 @@
 
     python -m experiments.bench [RUN]
 
-Runs `bench_engine` and `bench_train`, then reads the wall-clock shares off the metrics of a run (default: the latest). Run nothing else
-meanwhile.
+Runs `bench_engine` and the smallest size of `bench_learner`, then reads the wall-clock shares off the metrics of a run (default: the
+latest). Run nothing else meanwhile.
 """
 
 import subprocess
@@ -30,9 +30,9 @@ def shares(run: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    for name in ("bench_engine", "bench_train"):
-        print(f"\n{name}", flush=True)
-        subprocess.run([sys.executable, "-m", f"experiments.{name}"], check=True)
+    for command in (["bench_engine"], ["bench_learner", "--sizes", "0.5M"]):
+        print(f"\n{' '.join(command)}", flush=True)
+        subprocess.run([sys.executable, "-m", f"experiments.{command[0]}", *command[1:]], check=True)
     made = sorted(Path("runs").glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
     runs = [Path(arguments[0])] if arguments else [path.parent for path in made]
     print(f"\n{shares(runs[-1])}" if runs else "\nno run yet: `make train` makes one, then this shows where its time went")
