@@ -31,13 +31,14 @@ from agentrl_jax.data.anchors import anchor_groups
 from agentrl_jax.envs.protocol import Environment
 from agentrl_jax.inference.serving import embedded
 from agentrl_jax.kernels.reduce import Reduction
-from agentrl_jax.models.decoder import ModelConfig
+from agentrl_jax.models.decoder import FLOAT32, Compute, ModelConfig
 from agentrl_jax.models.lora import PROJECTIONS
 from agentrl_jax.overrides import ConfigError, accepts, describe, differences, expected, load_file, override
 from agentrl_jax.sandbox.bubblewrap import Bubblewrap
 
 __all__ = [
     "SMALL",
+    "Compute",
     "ConfigError",
     "Evaluate",
     "Experiment",
@@ -247,6 +248,7 @@ class Experiment:
     reduction:   which tokens, episodes or groups count the same in the loss, see `kernels.reduce`
     horizon:     tokens that reduction "constant" divides by
     correction:  `CorrectionFn`: what is done about tokens that other weights sampled
+    compute:     `models.decoder.Compute`: type that the trainer's matmuls are in, and whether layers are computed again for the gradient
     reference:   "held": the loss is given log-probs of the policy that the run started from; "offloaded": and its weights wait on the host
     lora:        trains adapters of the policy's weights instead of them; None: all weights
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
@@ -271,6 +273,7 @@ class Experiment:
     reduction: Reduction = "token"
     horizon: int | None = None
     correction: Callable[..., Any] | None = None
+    compute: Compute = FLOAT32
     reference: Literal["none", "held", "offloaded"] = "none"
     lora: Lora | None = None
     rewrite: Callable[..., Any] | None = None
@@ -294,6 +297,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         _check(self, positive=("steps", "row_length", "checkpoint_every"), not_negative=("seed",))
+        _check(self.compute)
         _require(
             self.rollout.context <= self.row_length,
             f"rollout.context={self.rollout.context} must not exceed row_length={self.row_length}: an episode is never split over rows",

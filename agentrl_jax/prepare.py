@@ -86,6 +86,7 @@ async def warm_start(experiment: Experiment, backend: Backend, folder: Path) -> 
             settings,
             row_length=experiment.row_length,
             seed=experiment.seed + number,
+            compute=experiment.compute,
             progress=imitated,
         )
         policy = replace(policy, params=params)

@@ -38,6 +38,7 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
         settings.accumulate,
         experiment.correction,
         experiment.horizon,
+        experiment.compute,
         rows_mesh(),
     )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax import config, credit, objective
 from agentrl_jax.config import (
+    Compute,
     ConfigError,
     Evaluate,
     Experiment,
@@ -46,6 +47,12 @@ experiment = Experiment(
 """
 
 
+def spoilt(record: Any, name: str, value: object) -> Any:
+    """With another value in a field, which the type checks that tests run under would refuse before we do."""
+    object.__setattr__(record, name, value)
+    return record
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -63,6 +70,7 @@ experiment = Experiment(
         (lambda: Lora(projections=("q_proj", "w")), "lora.projections must be one or more of q_proj, k_proj, v_proj"),
         (lambda: Evaluate(every=0), "evaluate.every must be above 0"),
         (lambda: replace(BASE, name="a/b"), "name must be a folder name"),
+        (lambda: replace(BASE, compute=spoilt(Compute(), "dtype", "bf16")), "compute.dtype must be float32 | bfloat16, got 'bf16'"),
         (lambda: replace(BASE, seed=-1), "seed must be 0 or more"),
         (lambda: replace(BASE, environment=object()), "environment must be module:name or file.py:name, got <object object"),
         (lambda: replace(BASE, loss="ppo"), "loss must be module:function or file.py:function, got 'ppo'"),
@@ -126,6 +134,8 @@ def test_override_by_value_and_by_function():
         [
             "optimizer.learning_rate=1e-3",
             "optimizer.decay=constant",
+            "compute.dtype=bfloat16",
+            "compute.remat=true",
             "rollout.groups=16",
             "limits.handling=drop",
             "limits.dropped_in_stats=true",
@@ -140,12 +150,13 @@ def test_override_by_value_and_by_function():
     )
     assert changed.optimizer == Optimizer(learning_rate=1e-3, decay="constant")
     assert changed.rollout == Rollout(groups=16)
+    assert changed.compute == Compute(dtype="bfloat16", remat=True)
     assert changed.limits == Limits(handling="drop", dropped_in_stats=True)
     assert isinstance(changed.environment, BugFix)
     assert changed.environment.level == 2
     assert changed.sandbox is Bubblewrap
     assert changed.policy == "some/folder"
-    assert differences(describe(BASE), describe(changed), free=["optimizer", "rollout.groups", "limits", "policy"]) == [
+    assert differences(describe(BASE), describe(changed), free=["optimizer", "compute", "rollout.groups", "limits", "policy"]) == [
         "environment.level: was 0, now 2",
         "advantage: was agentrl_jax.credit.episodes:grpo, now agentrl_jax.credit.of_turns:gigpo",
         "advantage.std: was none, now (not set)",
@@ -164,6 +175,7 @@ def test_override_by_value_and_by_function():
         ("limits.qqq=1", "there is no limits.qqq; known: dropped_in_stats, handling"),
         ("seed.x=1", "there is no seed.x; did you mean seed?"),
         ("rollout.groups=1.5", "rollout.groups must be int, got '1.5'"),
+        ("compute.dtype=bf16", "compute.dtype must be float32 | bfloat16, got 'bf16'"),
         ("rollout.groups=", "rollout.groups must be int, got ''"),
         ("limits.dropped_in_stats=1", "limits.dropped_in_stats must be true or false, got '1'"),
         ("limits=drop", "limits is a group of settings; set one of limits.handling, limits.dropped_in_stats"),

@@ -28,7 +28,8 @@ def token_logprobs(
     """log softmax(hidden Wᵀ / temperature)[target] and the entropy of that softmax, both in nats, f32.
 
     Logits exist for `chunk` tokens at a time where V <= `vocabulary`, else for `vocabulary` entries of all tokens, and are computed
-    again in the backward pass; with one chunk nothing is recomputed. Matmuls are in the type of `hidden` and add up in f32.
+    again in the backward pass; with one chunk nothing is recomputed. Matmuls are in the type of `hidden` and add up in f32; the gradient of
+    `unembedding` has its own type, so that one in f32 loses nothing to a bfloat16 `hidden`.
 
     targets:     -1 means nothing to predict: both results are 0 and no gradient flows, whatever `hidden` holds there
     temperature: 0 is greedy decoding, whose log-probs are recorded at temperature 1; no gradient flows to it
@@ -36,7 +37,6 @@ def token_logprobs(
     valid = targets >= 0
     hidden = jnp.where(valid[:, None], hidden, jnp.zeros((), hidden.dtype))
     inverse = jax.lax.stop_gradient(1 / jnp.where(valid & (temperature > 0), temperature, 1))
-    unembedding = unembedding.astype(hidden.dtype)
     if len(unembedding) > vocabulary:
         found: Any = _by_vocabulary(vocabulary, hidden, unembedding, targets, inverse)
     else:
@@ -46,7 +46,7 @@ def token_logprobs(
 
 
 def _logits(hidden: Float[jax.Array, "N D"], unembedding: Float[jax.Array, "V D"], inverse: Float[jax.Array, " N"]) -> jax.Array:
-    return jnp.matmul(hidden, unembedding.T, preferred_element_type=jnp.float32) * inverse[:, None]
+    return jnp.matmul(hidden, unembedding.astype(hidden.dtype).T, preferred_element_type=jnp.float32) * inverse[:, None]
 
 
 def _by_tokens(chunk: int, hidden: jax.Array, unembedding: jax.Array, targets: jax.Array, inverse: jax.Array) -> _Results:
@@ -133,8 +133,9 @@ def _backward(size: int, saved: tuple[jax.Array, ...], d_results: _Results) -> t
         is_target = (targets - start)[:, None] == jnp.arange(size)[None]
         d_logits = jnp.where(is_target, d_logprob, 0) - jnp.exp(logprobs) * (d_logprob + d_entropy * (logprobs + entropy[:, None]))
         d_logits = jnp.where(counts, d_logits * inverse[:, None], 0).astype(hidden.dtype)
-        d_hidden = d_hidden + jnp.matmul(d_logits, rows, preferred_element_type=jnp.float32)
-        d_rows = jax.lax.dynamic_slice_in_dim(d_unembedding, start, size) + d_logits.T @ hidden
+        d_hidden = d_hidden + jnp.matmul(d_logits, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        d_rows = jnp.matmul(d_logits.T, hidden, preferred_element_type=unembedding.dtype)
+        d_rows = jax.lax.dynamic_slice_in_dim(d_unembedding, start, size) + d_rows
         return (d_hidden, jax.lax.dynamic_update_slice_in_dim(d_unembedding, d_rows, start, 0)), None
 
     zeros = jnp.zeros(hidden.shape), jnp.zeros_like(unembedding)

@@ -21,7 +21,7 @@ from agentrl_jax.credit import AdvantageFn, Estimates
 from agentrl_jax.data.batch import Batch, Tokens
 from agentrl_jax.kernels.logprob import token_logprobs
 from agentrl_jax.kernels.reduce import Reduction, token_weights
-from agentrl_jax.models.decoder import Decoder, ModelConfig, Params, unembed
+from agentrl_jax.models.decoder import FLOAT32, Compute, Decoder, ModelConfig, Params, unembed
 from agentrl_jax.models.lora import Trained, attached, frozen
 from agentrl_jax.models.sharding import ROWS, everywhere, rows_mesh
 from agentrl_jax.objective import LossFn, PolicyInputs, Signals
@@ -47,6 +47,7 @@ class Learner:
     horizon:    tokens, for the reductions that have one
     correction: what is done about tokens that other weights sampled
     accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient
+    compute:    how the decoder computes
     mesh:       devices; each computes its share of the rows, whose number must be a multiple of `accumulate` times the devices
     """
 
@@ -58,6 +59,7 @@ class Learner:
     accumulate: int = 1
     correction: CorrectionFn | None = None
     horizon: float | None = None
+    compute: Compute = FLOAT32
     mesh: Mesh = field(default_factory=partial(rows_mesh, 1))
 
     def init(self, params: Trained) -> TrainState:
@@ -72,7 +74,9 @@ class Learner:
     @partial(jax.jit, static_argnums=0)
     def logprobs(self, params: Trained, tokens: Tokens, base: Params | None = None) -> Float[Array, "B T"]:
         """Log-prob of every token of `predict` under `params`, 0 elsewhere. base: what is adapted, where `params` are an adapter."""
-        of_rows = self._on_rows(lambda both, tokens: token_logprobs_of(self.model, both[0], tokens, both[1])[0], PartitionSpec(ROWS))
+        of_rows = self._on_rows(
+            lambda both, tokens: token_logprobs_of(self.model, both[0], tokens, both[1], self.compute)[0], PartitionSpec(ROWS)
+        )
         return of_rows((params, base), tokens)
 
     @partial(jax.jit, static_argnums=0)
@@ -155,7 +159,7 @@ def _weighted_loss(
     weights: Float[Array, "b T"],
     base: Params | None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    new, entropy = token_logprobs_of(learner.model, params, tokens, base)
+    new, entropy = token_logprobs_of(learner.model, params, tokens, base, learner.compute)
     per_token = learner.loss(PolicyInputs(new, entropy, tokens.logprob, signals, mask, tokens.segment, tokens.turn))
 
     def total(x: Float[Array, "b T"]) -> Float[Array, ""]:
@@ -165,7 +169,7 @@ def _weighted_loss(
 
 
 def token_logprobs_of(
-    model: ModelConfig, trained: Trained, tokens: Tokens, base: Params | None = None
+    model: ModelConfig, trained: Trained, tokens: Tokens, base: Params | None = None, compute: Compute = FLOAT32
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-prob of each token of `predict` given those before it in its segment, and the entropy there; 0 elsewhere.
 
@@ -173,7 +177,7 @@ def token_logprobs_of(
     """
     params = frozen(trained, base)
     with attached(trained):
-        hidden = Decoder(model).apply({"params": params}, tokens.ids, tokens.position, tokens.segment)
+        hidden = Decoder(model, compute).apply({"params": params}, tokens.ids, tokens.position, tokens.segment)
     assert isinstance(hidden, jax.Array)
     width = tokens.ids.shape[1]
     at = jnp.minimum(tokens.predict, width - 1)

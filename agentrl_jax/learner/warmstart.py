@@ -13,7 +13,7 @@ from agentrl_jax.data.collate import collate
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.update import Learner
-from agentrl_jax.models.decoder import ModelConfig, Params
+from agentrl_jax.models.decoder import FLOAT32, Compute, ModelConfig, Params
 from agentrl_jax.models.lora import whole
 from agentrl_jax.models.sharding import rows_mesh
 
@@ -26,6 +26,7 @@ def imitate(
     *,
     row_length: int,
     seed: int,
+    compute: Compute = FLOAT32,
     progress: Callable[[int, float], None],
 ) -> Params:
     """`settings.updates` updates on the tokens that the demonstrator wrote, in rows drawn without replacement, pass after pass.
@@ -34,7 +35,7 @@ def imitate(
     """
     mesh = rows_mesh(math.gcd(settings.rows, jax.device_count()))
     schedule = Optimizer(learning_rate=settings.learning_rate, decay="cosine", warmup=settings.warmup, weight_decay=0.01)
-    learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, mesh=mesh)
+    learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, compute=compute, mesh=mesh)
     host, _ = collate(episodes, row_length=row_length)
     batch, signals = learner.place((host, objective.Signals(jnp.zeros(host.tokens.ids.shape))))
     state = learner.init(params)

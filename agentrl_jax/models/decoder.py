@@ -1,4 +1,4 @@
-"""A decoder-only transformer: Qwen3, and Qwen2 or Llama by flags. f32, layers unrolled, parameters a plain pytree.
+"""A decoder-only transformer: Qwen3, and Qwen2 or Llama by flags. Layers unrolled, parameters a plain pytree in f32.
 
 Two ways through the same weights: `__call__` sees whole rows (training), `extend` appends to a key-value cache (sampling).
 What CPU measurements decided: layers and caches are unrolled (a scan over stacked ones costs 1.4x in training, 3x in decoding),
@@ -8,7 +8,7 @@ and tokens run through the layers as flat rows [B * T, D] (with [B, T, D] the gr
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -44,29 +44,49 @@ class ModelConfig:
     attention_bias: bool = False
 
 
+@dataclass(frozen=True)
+class Compute:
+    """How a decoder computes; its parameters are f32 whatever stands here.
+
+    dtype: of matmuls and of what lies between layers. The statistics of norms and softmaxes are f32, and so is rotation. On CPUs
+           bfloat16 trains slower than float32, as the matmuls of its gradients do.
+    remat: keep the inputs of layers alone for the backward pass, which computes the rest again: for GPUs and TPUs. The schedule that
+           XLA makes for CPUs computes it early, and saves little memory
+    """
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+
+
+FLOAT32 = Compute()
+
+
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale over the last axis."""
+    """x / rms(x) * scale over the last axis, in f32; the result has the type of x."""
 
     eps: float
 
     @nn.compact
     def __call__(self, x: Float[jax.Array, "... D"]) -> Float[jax.Array, "... D"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        normed = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return normed * jnp.broadcast_to(scale, x.shape)
+        wide = x.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return (normed * jnp.broadcast_to(scale, x.shape)).astype(x.dtype)
 
 
 class Attention(nn.Module):
     """Grouped-query attention between its projections. Tokens come as flat rows [N = B * T, D]; `rotation` knows B and T."""
 
     config: ModelConfig
+    compute: Compute
 
     def setup(self) -> None:
         c = self.config
-        self.q_proj = nn.Dense(c.num_heads * c.head_dim, use_bias=c.attention_bias)
-        self.k_proj = nn.Dense(c.num_kv_heads * c.head_dim, use_bias=c.attention_bias)
-        self.v_proj = nn.Dense(c.num_kv_heads * c.head_dim, use_bias=c.attention_bias)
-        self.o_proj = nn.Dense(c.hidden_size, use_bias=False)
+        dense = partial(nn.Dense, dtype=self.compute.dtype)
+        self.q_proj = dense(c.num_heads * c.head_dim, use_bias=c.attention_bias)
+        self.k_proj = dense(c.num_kv_heads * c.head_dim, use_bias=c.attention_bias)
+        self.v_proj = dense(c.num_kv_heads * c.head_dim, use_bias=c.attention_bias)
+        self.o_proj = dense(c.hidden_size, use_bias=False)
         if c.qk_norm:
             self.q_norm = RMSNorm(c.rms_norm_eps)
             self.k_norm = RMSNorm(c.rms_norm_eps)
@@ -82,7 +102,8 @@ class Attention(nn.Module):
         v = self.v_proj(x).reshape(*rows, c.num_kv_heads, c.head_dim)
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        return rotate(q, *rotation) * c.head_dim**-0.5, rotate(k, *rotation), v
+        q, k = (rotate(x.astype(jnp.float32), *rotation) for x in (q, k))
+        return (q * c.head_dim**-0.5).astype(v.dtype), k.astype(v.dtype), v
 
     def __call__(self, x: Float[jax.Array, "N D"], rotation: Rotation, first: Int[jax.Array, "B T"]) -> Float[jax.Array, "N D"]:
         mixed = causal_attention(*self.project(x, rotation), first)
@@ -93,7 +114,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[jax.Array, "N D"], LayerCache]:
         q, k, v = self.project(x, rotation)
         keys, values = _write(cache[0], k.transpose(0, 2, 3, 1), start, 3), _write(cache[1], v.swapaxes(1, 2), start, 2)
-        mixed = cached_attention(q, keys, values, start)
+        mixed = cached_attention(q.astype(keys.dtype), keys, values, start)
         return self.o_proj(mixed.reshape(x.shape[0], -1)), (keys, values)
 
 
@@ -101,11 +122,13 @@ class MLP(nn.Module):
     """SwiGLU."""
 
     config: ModelConfig
+    compute: Compute
 
     def setup(self) -> None:
-        self.gate_proj = nn.Dense(self.config.intermediate_size, use_bias=False)
-        self.up_proj = nn.Dense(self.config.intermediate_size, use_bias=False)
-        self.down_proj = nn.Dense(self.config.hidden_size, use_bias=False)
+        dense = partial(nn.Dense, use_bias=False, dtype=self.compute.dtype)
+        self.gate_proj = dense(self.config.intermediate_size)
+        self.up_proj = dense(self.config.intermediate_size)
+        self.down_proj = dense(self.config.hidden_size)
 
     def __call__(self, x: Float[jax.Array, "N D"]) -> Float[jax.Array, "N D"]:
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -115,12 +138,13 @@ class Block(nn.Module):
     """Attention and MLP, each with a norm before and a residual around."""
 
     config: ModelConfig
+    compute: Compute
 
     def setup(self) -> None:
         self.input_norm = RMSNorm(self.config.rms_norm_eps)
-        self.attention = Attention(self.config)
+        self.attention = Attention(self.config, self.compute)
         self.mlp_norm = RMSNorm(self.config.rms_norm_eps)
-        self.mlp = MLP(self.config)
+        self.mlp = MLP(self.config, self.compute)
 
     def __call__(self, x: Float[jax.Array, "N D"], rotation: Rotation, first: Int[jax.Array, "B T"]) -> Float[jax.Array, "N D"]:
         x = x + self.attention(self.input_norm(x), rotation, first)
@@ -138,11 +162,13 @@ class Decoder(nn.Module):
     """Token ids to final hidden states; `unembed` gives the matrix that turns those into logits."""
 
     config: ModelConfig
+    compute: Compute = FLOAT32
 
     def setup(self) -> None:
         c = self.config
         self.embed = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=nn.initializers.normal(0.02))
-        self.layers = [Block(c) for _ in range(c.num_layers)]
+        block = nn.remat(Block) if self.compute.remat else Block
+        self.layers = [block(c, self.compute) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
         if not c.tie_embeddings:
             self.unembedding = self.param("unembedding", nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
@@ -153,7 +179,7 @@ class Decoder(nn.Module):
         """Whole rows. A token sees itself and earlier tokens of its own segment; padding (segment 0) sees only padding."""
         rotation = cos_sin(self.config.rope, self.config.head_dim, positions)
         first = segment_starts(segments)
-        x = self.embed(tokens.ravel())
+        x = self.embed(tokens.ravel()).astype(self.compute.dtype)  # rows of the table, not the table: its gradient adds up in f32
         for layer in self.layers:
             x = layer(x, rotation, first)
         return self.norm(x).reshape(*tokens.shape, -1)
@@ -166,7 +192,7 @@ class Decoder(nn.Module):
         """
         positions = start[:, None] + jnp.arange(tokens.shape[1])[None]
         rotation = cos_sin(self.config.rope, self.config.head_dim, positions)
-        x = self.embed(tokens.ravel())
+        x = self.embed(tokens.ravel()).astype(self.compute.dtype)
         extended = []
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x, layer_cache = layer.extend(x, rotation, start, layer_cache)
@@ -177,7 +203,7 @@ class Decoder(nn.Module):
 def _write(cache: Float[jax.Array, "B KV a b"], new: Float[jax.Array, "B KV c d"], start: Int[jax.Array, " B"], axis: int) -> jax.Array:
     """`new` from `start` on, which every row has its own of, along axis 2 or 3."""
     write = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
-    return jax.vmap(write)(cache, new, start)
+    return jax.vmap(write)(cache, new.astype(cache.dtype), start)
 
 
 def init_cache(config: ModelConfig, batch: int, length: int) -> Cache:

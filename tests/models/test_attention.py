@@ -60,6 +60,21 @@ def test_large_scores_do_not_overflow():
     assert all(jnp.isfinite(x).all() for x in (out, *back(d_out)))
 
 
+def test_bfloat16_inputs_are_scored_and_summed_in_float32():
+    """Against float32 on the rounded inputs only the rounding of weights and results is left: 2 ** -8 of their size."""
+    rounded = [x.astype(jnp.bfloat16) for x in inputs(300)]
+    first = segment_starts(segments_of(300))
+
+    def results(q, k, v, d_out):
+        out, back = jax.vjp(lambda *x: causal_attention(*x, first), q, k, v)
+        return out, *back(d_out)
+
+    ours, theirs = results(*rounded), results(*(x.astype(jnp.float32) for x in rounded))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == jnp.bfloat16
+        np.testing.assert_allclose(one.astype(jnp.float32), other, atol=2**-7 * jnp.abs(other).max())
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_segment_starts_are_where_the_number_changes(lengths):
     lengths = [*lengths, 30 - sum(lengths)]  # padding, perhaps none; one shape compiles once
