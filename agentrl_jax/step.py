@@ -20,7 +20,7 @@ from agentrl_jax.learner.update import Learner, TrainState
 from agentrl_jax.models.decoder import ModelConfig, Params
 from agentrl_jax.models.lora import Trained
 from agentrl_jax.models.lora import init as init_adapter
-from agentrl_jax.models.sharding import rows_mesh
+from agentrl_jax.models.sharding import row_parts, rows_mesh
 
 CreditOf = dict[str, tuple[NDArray[np.float32], ...]]
 """Advantage of every token, by episode and segment."""
@@ -84,7 +84,7 @@ def learn(
         dropped_in_stats=experiment.limits.dropped_in_stats,
         components=experiment.components,
         anchors=experiment.anchors,
-        row_multiple=settings.minibatches * settings.accumulate * learner.mesh.size,
+        row_multiple=settings.minibatches * settings.accumulate * row_parts(learner.mesh),
         at_least=shape,
     )
     parts = minibatch_rows(host, settings.minibatches, seed=(experiment.seed << 24) + step)
@@ -99,7 +99,8 @@ def learn(
         for part in rows:
             state, metrics = learner.update(state, batch, signals, part, base)
             found.append(metrics)
-    advantages, found, differences = jax.device_get((signals.advantages, found, differences))
+        fetched = learner.whole((signals.advantages, found, differences))
+    advantages, found, differences = jax.device_get(fetched)
     values = {f"train/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
     values |= {f"train/{name}": float(value) for name, value in differences.items()}
     values["rollout/degenerate_groups"] = degenerate(episodes)

@@ -5,8 +5,7 @@ Log-probs come from one code path (`token_logprobs_of`), for the gradient as for
 bit; the program of the gradient, which XLA fuses in its own way, agrees to rounding (1e-6).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +20,14 @@ from agentrl_jax.credit import AdvantageFn, Estimates
 from agentrl_jax.data.batch import Batch, Tokens
 from agentrl_jax.kernels.logprob import token_logprobs
 from agentrl_jax.kernels.reduce import Reduction, token_weights
+from agentrl_jax.learner import devices
 from agentrl_jax.models.decoder import FLOAT32, Compute, Decoder, ModelConfig, Params, unembed
 from agentrl_jax.models.lora import Trained, attached, frozen
-from agentrl_jax.models.sharding import ROWS, everywhere, rows_mesh
+from agentrl_jax.models.sharding import ROWS, constrain, everywhere, place, rows_mesh
 from agentrl_jax.objective import LossFn, PolicyInputs, Signals
 
 LOGITS = 2048  # tokens whose logits exist at the same time
+_BY_ROW = (Tokens, Signals)
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +49,8 @@ class Learner:
     correction: what is done about tokens that other weights sampled
     accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient
     compute:    how the decoder computes
-    mesh:       devices; each computes its share of the rows, whose number must be a multiple of `accumulate` times the devices
+    mesh:       devices; those along data and fsdp hold and compute a share of the rows each: the rows of a batch must be a multiple of
+                these devices, those of an update a multiple of `accumulate` times these devices
     """
 
     model: ModelConfig
@@ -68,27 +70,33 @@ class Learner:
         return self.place(TrainState(copied, self.optimizer.init(copied), jnp.int32(0)))
 
     def place(self, tree: Any) -> Any:
-        """Copies of all arrays on all devices: what the other methods take, the rows of batches included."""
-        return jax.device_put(tree, everywhere(self.mesh))
+        """What the other methods take: weights and moments split as `models.sharding` says, tokens and signals by rows, all else whole.
+
+        Raises ValueError where the devices do not divide the rows.
+        """
+        return place(self.mesh, tree, _BY_ROW)
+
+    @partial(jax.jit, static_argnums=0)
+    def whole(self, tree: Any) -> Any:
+        """All arrays whole on every device, so that every process can fetch them."""
+        return jax.lax.with_sharding_constraint(tree, everywhere(self.mesh))
 
     @partial(jax.jit, static_argnums=0)
     def logprobs(self, params: Trained, tokens: Tokens, base: Params | None = None) -> Float[Array, "B T"]:
         """Log-prob of every token of `predict` under `params`, 0 elsewhere. base: what is adapted, where `params` are an adapter."""
-        of_rows = self._on_rows(
-            lambda both, tokens: token_logprobs_of(self.model, both[0], tokens, both[1], self.compute)[0], PartitionSpec(ROWS)
-        )
-        return of_rows((params, base), tokens)
+        return devices.on_rows(self.mesh, self._logprobs, (params, base), tokens, out=lambda _: PartitionSpec(ROWS))
 
     @partial(jax.jit, static_argnums=0)
     def signals(self, batch: Batch, proximal: Float[Array, "B T"] | None = None, reference: Float[Array, "B T"] | None = None) -> Signals:
         """Credit and correction of the whole batch. proximal: log-probs under the weights before the update, needed by a correction."""
         advantages = self.advantage(batch, Estimates(reference=reference, proximal=proximal)).advantages
-        if self.correction is None:
-            return Signals(advantages, reference, proximal)
-        if proximal is None:
-            raise ValueError("a correction needs the log-probs under the weights before the update")
-        found = self.correction(batch.tokens, proximal, advantages)
-        return Signals(advantages, reference, proximal, found.weight, found.counted)
+        found = Signals(advantages, reference, proximal)
+        if self.correction is not None:
+            if proximal is None:
+                raise ValueError("a correction needs the log-probs under the weights before the update")
+            corrected = self.correction(batch.tokens, proximal, advantages)
+            found = replace(found, weight=corrected.weight, counted=corrected.counted)
+        return constrain(self.mesh, found, _BY_ROW)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def update(
@@ -103,13 +111,21 @@ class Learner:
 
         Where no token of the rows is in the loss, or the gradient is not finite, the state stays and `skipped` is 1.
         """
-        tokens, signals = jax.tree.map(lambda x: x[rows], (batch.tokens, signals))
+        tokens, signals = constrain(self.mesh, jax.tree.map(lambda x: x[rows], (batch.tokens, signals)), _BY_ROW)
         table = batch.episodes
         mask = tokens.mask & tokens.in_loss & table.in_loss[tokens.episode] & table.turn_in_loss[tokens.episode, tokens.turn]
         mask = mask if signals.counted is None else mask & signals.counted
         weights = token_weights(mask, tokens.episode, table.group, reduction=self.reduction, horizon=self.horizon)
-        of_rows = self._on_rows(self._gradient, PartitionSpec())
-        (loss, metrics), gradient = of_rows((state.params, base), tokens, signals, mask, weights)
+        (loss, metrics), gradient = devices.on_rows(
+            self.mesh,
+            self._gradient,
+            (state.params, base),
+            tokens,
+            signals,
+            mask,
+            weights,
+            out=lambda split: (PartitionSpec(), split[0]),
+        )
 
         norm = optax.tree.norm(gradient)
         params: Any = state.params
@@ -117,7 +133,7 @@ class Learner:
         params = optax.apply_updates(params, change)
         stepped = TrainState(params, opt_state, state.updates + 1)
         good = jnp.any(mask) & jnp.isfinite(norm)
-        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), stepped, state)
+        state = constrain(self.mesh, jax.tree.map(lambda new, old: jnp.where(good, new, old), stepped, state))
         return state, metrics | {
             "loss": loss,
             "gradient_norm": norm,
@@ -126,28 +142,28 @@ class Learner:
             "skipped": 1.0 - good.astype(jnp.float32),
         }
 
-    def _on_rows(self, function: Callable[..., Any], out: PartitionSpec) -> Callable[..., Any]:
-        """`function(params, *rows)` on every device's share of the rows."""
+    def _logprobs(self, split: Any, both: Any, tokens: Tokens) -> Float[Array, "b T"]:
+        params, base = devices.gathered(both, split)
+        return token_logprobs_of(self.model, params, tokens, base, self.compute)[0]
 
-        def split(params: Any, *rows: Any) -> Any:
-            specs = (PartitionSpec(), *[PartitionSpec(ROWS)] * len(rows))
-            return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)(params, *rows)
-
-        return split
-
-    def _gradient(self, both: tuple[Trained, Params | None], *rows: Any) -> Any:
+    def _gradient(self, split: Any, both: tuple[Trained, Params | None], *rows: Any) -> Any:
         """((loss, metrics), gradient), summed over the pieces of a device's rows and over the devices."""
-        params, base = both
         pieces = jax.tree.map(lambda x: x.reshape(self.accumulate, -1, *x.shape[1:]), rows)
-        gradient_of = jax.value_and_grad(partial(_weighted_loss, self, base=base), has_aux=True)
+
+        def loss(params: Any, *piece: Any) -> Any:
+            params, base = devices.gathered((params, both[1]), split)
+            return _weighted_loss(self, params, *piece, base=base)
+
+        gradient_of = jax.value_and_grad(loss, has_aux=True)
 
         def add(total: Any, piece: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, gradient_of(params, *piece)), None
+            return jax.tree.map(jnp.add, total, gradient_of(both[0], *piece)), None
 
-        total = gradient_of(params, *jax.tree.map(lambda x: x[0], pieces))
+        total = gradient_of(both[0], *jax.tree.map(lambda x: x[0], pieces))
         if self.accumulate > 1:
             total, _ = jax.lax.scan(add, total, jax.tree.map(lambda x: x[1:], pieces))
-        return jax.lax.psum(total, ROWS)
+        values, gradient = total
+        return devices.summed(values, gradient, split[0])
 
 
 def _weighted_loss(

@@ -36,7 +36,7 @@ def imitate(
     mesh = rows_mesh(math.gcd(settings.rows, jax.device_count()))
     schedule = Optimizer(learning_rate=settings.learning_rate, decay="cosine", warmup=settings.warmup, weight_decay=0.01)
     learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, compute=compute, mesh=mesh)
-    host, _ = collate(episodes, row_length=row_length)
+    host, _ = collate(episodes, row_length=row_length, row_multiple=mesh.size)
     batch, signals = learner.place((host, objective.Signals(jnp.zeros(host.tokens.ids.shape))))
     state = learner.init(params)
     rng = np.random.default_rng(seed)
