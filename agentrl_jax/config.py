@@ -88,6 +88,7 @@ class WarmStart:
     threshold:     success rate that ends the warm start, 0 to 1
     rounds:        rounds of updates after which the run gives up instead of training a policy that never succeeds
     tasks:         training tasks the success rate is measured on
+    named:         also of a policy that the experiment names; without it only one that the run makes is taught
     """
 
     episodes: int = 1200
@@ -98,6 +99,7 @@ class WarmStart:
     threshold: float = 0.2
     rounds: int = 4
     tasks: int = 96
+    named: bool = False
 
     def __post_init__(self) -> None:
         _check(

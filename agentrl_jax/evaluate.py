@@ -31,13 +31,16 @@ def settings_of(rollout: Rollout, *, temperature: float | None = None) -> Rollou
     return RolloutSettings(limits, slots=rollout.slots, temperature=used, retries=rollout.retries)
 
 
+def renderer_of(experiment: Experiment, policy: Policy) -> Renderer:
+    """A policy of another's making is told its tools, in the way of its template; ours has learnt them."""
+    tools = () if policy.template == OURS else tuple(experiment.environment.tools)
+    return Renderer(policy.tokenizer, policy.template, tools=tools)
+
+
 def parts_of(experiment: Experiment, policy: Policy, backend: Backend, serving: Sampler) -> Parts:
     """What episodes of an experiment run on."""
-    # A policy of another's making is told its tools, in the way of its template; ours has learnt them.
-    tools = () if policy.template == OURS else tuple(experiment.environment.tools)
-    renderer = Renderer(policy.tokenizer, policy.template, tools=tools)
     rewrites = experiment.rollout.history == "template"
-    return Parts(experiment.environment, backend, serving, renderer, experiment.turn_reward, rewrites)
+    return Parts(experiment.environment, backend, serving, renderer_of(experiment, policy), experiment.turn_reward, rewrites)
 
 
 def serving_of(experiment: Experiment, policy: Policy) -> Serving:

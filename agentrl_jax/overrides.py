@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -196,9 +196,17 @@ def _edited(node: Any, edits: Sequence[_Edit], root: Any) -> Any:
                     value, deeper = _read(hint, edit.text, value, edit.path), []
             else:
                 deeper.append(replace(edit, names=edit.names[1:]))
+        if deeper and value is None:
+            value = _by_default(hint)
         changed[name] = _edited(value, deeper, root)
     with _told(*edits):
         return _made_anew(node, parameters, changed)
+
+
+def _by_default(hint: Any) -> Any:
+    """Of `Record | None` the record, so that setting a field of it switches it on; None for other types."""
+    records = [argument for argument in typing.get_args(hint) if is_dataclass(argument)]
+    return records[0]() if len(records) == 1 and isinstance(records[0], type) else None
 
 
 @contextmanager

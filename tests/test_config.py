@@ -221,6 +221,9 @@ def test_what_is_optional_is_set_by_its_fields_where_there_is_one():
     assert changed.lora == Lora(8, projections=("q_proj", "v_proj"))
     assert override(BASE, assignments(describe(changed))).lora == changed.lora
     assert override(adapted, ["lora=none"]).lora is None
+    assert override(BASE, ["lora.rank=8"]).lora == Lora(8)
+    with pytest.raises(ConfigError, match=r"there is no lora.ranks; did you mean rank"):
+        override(BASE, ["lora.ranks=8"])
 
 
 def test_settings_that_go_together_are_set_together():

@@ -15,9 +15,9 @@ FLOORS = [
     ["config"],  # names what to sample from and what to run commands in
     ["learner", "presets"],
     ["rollout", "replay"],
-    ["runs"],
+    ["runs", "step"],
     ["evaluate"],
-    ["prepare", "step"],
+    ["prepare"],
     ["train", "serve"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

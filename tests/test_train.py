@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from agentrl_jax.data.credits import read_credits
 from agentrl_jax.data.episode import Author, Ending
@@ -102,3 +103,13 @@ def my_rule(batch, estimates, *, scale: float = 1.0):
     assert ended.code == 0, ended.err
     for parts in dict(read_credits(tmp_path / "tiny" / CREDITS)).values():
         assert set(np.concatenate(parts)) == {0.0, 0.5}
+
+
+def test_a_policy_that_is_named_may_be_taught_first_by_adapters(tmp_path: Path, finished: Path):
+    options = [f"policy={finished / 'warmstart'}", "warmstart.named=true", "lora.rank=2", "rollout.history=template"]
+    ended = launch.train(tmp_path, *options, "steps=1", "evaluate.tasks=1")
+    assert ended.code == 0, ended.err
+    named, taught = (flatten_dict(Policy.read(folder / "warmstart").params) for folder in (finished, tmp_path / "tiny"))
+    changed = {path for path, weights in taught.items() if not np.array_equal(weights, named[path])}
+    assert changed == {path for path in named if path[-1] == "kernel"}
+    assert all(len(episode.segments) == 1 for episode in launch.collected(tmp_path / "tiny"))

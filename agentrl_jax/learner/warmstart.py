@@ -14,13 +14,13 @@ from agentrl_jax.data.episode import Episode
 from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import FLOAT32, Compute, ModelConfig, Params
-from agentrl_jax.models.lora import whole
+from agentrl_jax.models.lora import Trained, whole
 from agentrl_jax.models.sharding import rows_mesh
 
 
 def imitate(
     model: ModelConfig,
-    params: Params,
+    start: Trained,
     episodes: Sequence[Episode],
     settings: WarmStart,
     *,
@@ -28,9 +28,11 @@ def imitate(
     seed: int,
     compute: Compute = FLOAT32,
     progress: Callable[[int, float], None],
+    base: Params | None = None,
 ) -> Params:
     """`settings.updates` updates on the tokens that the demonstrator wrote, in rows drawn without replacement, pass after pass.
 
+    start:    all weights, or an adapter of the weights `base`
     progress: called now and then with the updates done and the latest mean negative log-likelihood, nats per token
     """
     mesh = rows_mesh(math.gcd(settings.rows, jax.device_count()))
@@ -38,7 +40,8 @@ def imitate(
     learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, compute=compute, mesh=mesh)
     host, _ = collate(episodes, row_length=row_length, row_multiple=mesh.size)
     batch, signals = learner.place((host, objective.Signals(jnp.zeros(host.tokens.ids.shape))))
-    state = learner.init(params)
+    state = learner.init(start)
+    base = None if base is None else learner.place(base)
     rng = np.random.default_rng(seed)
     rows = np.flatnonzero(np.asarray(host.tokens.mask).any(1)).astype(np.int32)
     waiting = rows[:0]
@@ -46,7 +49,7 @@ def imitate(
         while len(waiting) < settings.rows:
             waiting = np.concatenate([waiting, rng.permutation(rows)])
         drawn, waiting = waiting[: settings.rows], waiting[settings.rows :]
-        state, metrics = learner.update(state, batch, signals, learner.place(drawn))
+        state, metrics = learner.update(state, batch, signals, learner.place(drawn), base)
         if done % 10 == 0 or done == settings.updates:
             progress(done, float(metrics["loss"]))
-    return whole(state.params, None)
+    return whole(state.params, base)
