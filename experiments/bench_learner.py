@@ -9,7 +9,8 @@ dense:  rows of 512 tokens, all of them trained, the same for both
 
 Both use all cores and f32: mean negative log-likelihood of the actions, gradients clipped to norm 1, AdamW (PyTorch's is the fused one),
 logits for actions alone. Each of PyTorch's layouts runs with the faster of sdpa and eager attention, as first tries show. Sides take turns
-of a few steps, of which the first is not counted: PyTorch's threads spin on for a while after a step, and would slow down the other.
+of a few steps, of which the first is not counted where steps are short: PyTorch's threads spin on for a while after a step, and would
+slow down the other.
 Counted are real tokens per second, context and action. Before the clock starts all must find the same losses and gradient norms, before
 and after a step. Run nothing else.
 
@@ -48,34 +49,42 @@ from agentrl_jax.models.sharding import rows_mesh, split_cpu
 from experiments import bench_logprob
 from experiments.ragged import Piece, dense, layouts, packed, ragged
 
-MEDIAN, LONGEST, DENSE = 220, 1024, 512  # tokens
-ROWS = {"ragged": (512, 768, 1024), "dense": DENSE}  # lengths of packed rows
+MEDIAN, DENSE = 220, 512  # tokens of an episode
 LEARNING_RATE = 3e-5
 LOGPROB = "logprob"
 HF_SIDE = Path(__file__).with_name("hf_learner.py")
 
 
 class Size(NamedTuple):
-    """A model, and how much of it a step is timed on: ragged episodes, dense rows, rounds, counted steps of a round."""
+    """A model, and what a step of it is timed on.
+
+    episodes, row: ragged episodes, and the length of the rows that they are packed into, which none exceeds
+    dense:         dense rows
+    rounds:        in each, every side takes `skipped` steps and then `steps` that are timed
+    """
 
     model: ModelConfig
     episodes: int
+    row: int
     dense: int
     rounds: int
     steps: int
+    skipped: int = 1
 
 
 SIZES = {
-    "tiny": Size(ModelConfig(64, 32, 1, 2, 1, 16, 64), episodes=3, dense=2, rounds=1, steps=1),
-    "0.5M": Size(ModelConfig(512, 128, 3, 4, 2, 32, 256), episodes=64, dense=16, rounds=3, steps=3),
-    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, dense=8, rounds=2, steps=2),
-    # The shape of SmolLM2-135M.
+    "tiny": Size(ModelConfig(64, 32, 1, 2, 1, 16, 64), episodes=3, row=512, dense=2, rounds=1, steps=1),
+    "0.5M": Size(ModelConfig(512, 128, 3, 4, 2, 32, 256), episodes=64, row=768, dense=16, rounds=3, steps=3),
+    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, row=512, dense=8, rounds=2, steps=1),
+    # The shape of SmolLM2-135M. One step takes ten seconds.
     "135M": Size(
         ModelConfig(49152, 576, 30, 9, 3, 64, 1536, rope=Rope(theta=1e5), rms_norm_eps=1e-5, qk_norm=False),
-        episodes=8,
+        episodes=7,
+        row=512,
         dense=2,
         rounds=1,
         steps=1,
+        skipped=0,
     ),
 }
 
@@ -149,12 +158,12 @@ def fastest(kind: str, names: Sequence[str], ours: Callable[[str], Measured], th
     return sides
 
 
-def race(sides: Mapping[str, Side], tokens: int, rounds: int, steps: int) -> None:
+def race(sides: Mapping[str, Side], tokens: int, size: Size) -> None:
     """Time all sides in turn and print a line for each. tokens: real ones of a step."""
     measured: dict[str, list[Measured]] = {side: [] for side in sides}
-    for _ in range(rounds):
+    for _ in range(size.rounds):
         for side, step in sides.items():
-            measured[side] += [step() for _ in range(1 + steps)][1:]
+            measured[side] += [step() for _ in range(size.skipped + size.steps)][size.skipped :]
     base = np.median([step.wall for step in measured["this package"]])
     for side, found in measured.items():
         wall = np.array([step.wall for step in found])
@@ -172,8 +181,9 @@ def bench(name: str, size: Size, python: str) -> None:
     """Both kinds of batch with one model."""
     params = init_params(size.model, jax.random.key(0))
     vocabulary = size.model.vocab_size
-    episodes = {"ragged": ragged(size.episodes, MEDIAN, LONGEST, vocabulary), "dense": dense(size.dense, DENSE, vocabulary)}
-    batches = {kind: collate(of, row_length=ROWS[kind], row_multiple=jax.device_count())[0] for kind, of in episodes.items()}
+    episodes = {"ragged": ragged(size.episodes, MEDIAN, size.row, vocabulary), "dense": dense(size.dense, DENSE, vocabulary)}
+    rows = {"ragged": size.row, "dense": DENSE}
+    batches = {kind: collate(of, row_length=rows[kind], row_multiple=jax.device_count())[0] for kind, of in episodes.items()}
     given = {"ragged": layouts(episodes["ragged"], batches["ragged"]), "dense": {"rows": [packed(batches["dense"])]}}
     print(f"{name}: {sum(x.size for x in jax.tree.leaves(params)) / 1e6:.1f} million weights", flush=True)
     with tempfile.TemporaryDirectory() as folder, torch_half(python, Path(folder), size.model, params, given) as process:
@@ -183,7 +193,7 @@ def bench(name: str, size: Size, python: str) -> None:
             tokens, actions = sum(len(e.segments[0]) for e in of), sum(e.policy_tokens for e in of)
             shapes = "  ".join(f"{k} {' '.join(str(p['ids'].shape) for p in pieces)}" for k, pieces in given[kind].items())
             print(f" {kind}: {tokens:,} tokens, {actions:,} of them actions; {shapes}", flush=True)
-            race(sides[kind], tokens, size.rounds, size.steps)
+            race(sides[kind], tokens, size)
 
 
 def torch_half(
@@ -191,7 +201,7 @@ def torch_half(
 ) -> subprocess.Popen[str]:
     """The process that knows these weights, and every layout of every kind of batch as KIND-LAYOUT."""
     words = Tokenizer(WordLevel({"<end>": 0, "<padding>": 1}, unk_token="<end>")).to_str()
-    pretrained.write(folder / "model", model, params, pretrained.Chat(words, "", end="<end>", padding="<padding>", context_limit=LONGEST))
+    pretrained.write(folder / "model", model, params, pretrained.Chat(words, "", end="<end>", padding="<padding>", context_limit=1024))
     parts: dict[str, Any] = {}
     for kind, of_kind in given.items():
         for layout, pieces in of_kind.items():

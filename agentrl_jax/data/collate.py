@@ -19,8 +19,10 @@ from agentrl_jax.data.episode import Author, Episode, Span
 
 Limits = Literal["score", "drop"]
 
-# 1, 2, 3, 4, 6, 8, 12, ...: two shapes per doubling, at most half of an axis is padding's fault.
+# 1, 2, 3, 4, 6, 8, 12, ...: two shapes per doubling.
 LADDER = tuple(sorted([2**k for k in range(25)] + [3 * 2**k for k in range(24)]))
+# 1, 2, ... 8, 10, 12, 14, 16, 20, ...: four per doubling, as a row too many costs what a full one does.
+ROWS = tuple(sorted({m * 2**k for m in (4, 5, 6, 7) for k in range(22)} | {1, 2, 3}))
 
 
 def bucket(n: int, ladder: Sequence[int] = LADDER) -> int:
@@ -123,7 +125,7 @@ def collate(
     else:
         row, start = np.arange(len(placed), dtype=np.int32), np.zeros(len(placed), np.int32)
 
-    rows = bucket(-(-max(int(row.max(initial=0)) + 1, at_least.rows) // row_multiple)) * row_multiple
+    rows = bucket(-(-max(int(row.max(initial=0)) + 1, at_least.rows) // row_multiple), ROWS) * row_multiple
     widest = int(np.bincount(row, weights=sampled, minlength=1).max())
     predict = min(bucket(max(widest, at_least.predict)), t)
     packing = Packing(Shape(rows, t, predict, *table.state.shape), len(episodes), owner, row, start, length)

@@ -36,6 +36,7 @@ def contents(batch, packing):
 def test_bucket():
     assert [bucket(n) for n in (0, 1, 2, 3, 5, 7, 9, 13, 100, 129)] == [1, 1, 2, 3, 6, 8, 12, 16, 128, 192]
     assert bucket(5, (4, 10)) == 10
+    assert [bucket(n, door.ROWS) for n in (0, 1, 5, 8, 9, 11, 17, 33, 100)] == [1, 1, 5, 8, 10, 12, 20, 40, 112]
     with pytest.raises(ValueError, match="11 is above the largest bucket 10"):
         bucket(11, (4, 10))
 
@@ -209,7 +210,7 @@ def test_shapes_are_rungs_and_multiples(episodes, multiple):
     assert batch.tokens.predict.shape == (b, a)
     assert batch.episodes.state.shape == (e, k)
     assert b % multiple == 0
-    assert b // multiple in door.LADDER
+    assert b // multiple in door.ROWS
     assert t in (T // 2, T)
     assert a in {*door.LADDER, t}
     assert {e, k} <= set(door.LADDER)
