@@ -1,12 +1,14 @@
-"""The PyTorch half of bench_learner.py, for a Python without this package.
+"""The PyTorch half of bench_learner.py and bench_gpu.py, for a Python without this package.
 
-    python experiments/hf_learner.py MODEL_FOLDER BATCHES.npz LEARNING_RATE
+    python experiments/hf_learner.py MODEL_FOLDER BATCHES.npz LEARNING_RATE cpu|cuda|DEVICE:bfloat16
+
+f32; with `:bfloat16` autocast, and layers are computed again in the backward pass.
 
 BATCHES.npz holds, by name of a batch and number of a piece: ids, positions and action, each [rows, length]. Positions begin again with
 every segment; from them transformers makes the mask of rows that hold several.
 
 Reads lines `VERB BATCH ATTENTION` on stdin: `train` trains one step on all pieces of that batch, `gradient` does all but change weights.
-Answers one line of JSON: loss, norm of its gradient, wall and CPU seconds.
+Answers one line of JSON: loss, norm of its gradient, wall and CPU seconds, peak bytes of the device (0 on CPUs).
 
 ATTENTION is sdpa, eager, or by_segment: causal sdpa of every segment alone, what FlashAttention's variable lengths are on a GPU. (CPUs have
 no FlashAttention in transformers, and PyTorch's FlexAttention has no gradient there.)
@@ -41,9 +43,11 @@ def loss_of(piece: dict[str, torch.Tensor], count: int) -> torch.Tensor:
     ids, positions = piece["ids"].long(), piece["positions"].long()
     starts = torch.nonzero(positions.ravel() == 0).ravel().tolist()
     lengths = np.diff([*starts, positions.numel()]).tolist()  # of use where there is one row
-    hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False, segment_lengths=lengths).last_hidden_state
     picked = piece["action"][:, 1:]
-    return cross_entropy(model.lm_head(hidden[:, :-1][picked]), ids[:, 1:][picked], reduction="sum") / count
+    with torch.autocast(device, torch.bfloat16, enabled=bool(half)):
+        hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False, segment_lengths=lengths).last_hidden_state
+        logits = model.lm_head(hidden[:, :-1][picked])
+    return cross_entropy(logits.float(), ids[:, 1:][picked], reduction="sum") / count
 
 
 def step(verb: str, batch: str, attention: str) -> tuple[float, float]:
@@ -63,15 +67,24 @@ def step(verb: str, batch: str, attention: str) -> tuple[float, float]:
 
 logging.disable_progress_bar()
 AttentionInterface.register("by_segment", by_segment)
-folder, batches, learning_rate = sys.argv[1:]
+folder, batches, learning_rate, device = sys.argv[1:]
+device, _, half = device.partition(":")
 model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+torch.nn.Module.to(model, device)
+if half:
+    model.gradient_checkpointing_enable()
+    model.train()  # checkpoints are made while training alone
 optimizer = torch.optim.AdamW(model.parameters(), lr=float(learning_rate), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 pieces = defaultdict(lambda: defaultdict(dict))
 for name, array in np.load(batches).items():
     batch, number, part = name.split("/")
-    pieces[batch][number][part] = torch.from_numpy(array)
+    pieces[batch][number][part] = torch.from_numpy(array).to(device)
 
 for line in sys.stdin:
     wall, cpu = time.perf_counter(), time.process_time()
     loss, norm = step(*line.split())
-    print(json.dumps([loss, norm, time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
+    peak = 0
+    if device == "cuda":
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+    print(json.dumps([loss, norm, time.perf_counter() - wall, time.process_time() - cpu, peak]), flush=True)
