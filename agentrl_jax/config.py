@@ -44,6 +44,7 @@ __all__ = [
     "Experiment",
     "Limits",
     "Lora",
+    "Mesh",
     "Optimizer",
     "Rollout",
     "WarmStart",
@@ -220,6 +221,24 @@ class Lora:
 
 
 @dataclass(frozen=True)
+class Mesh:
+    """How all devices of the learner are arranged (docs/scaling.md); the product of the sizes is their number.
+
+    data:   parts of a batch's rows, each with a copy of the weights; None: what the others leave
+    fsdp:   parts of the rows, which share one copy of weights and moments
+    tensor: parts of every matrix, and of the heads
+    """
+
+    data: int | None = None
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("fsdp", "tensor"))
+        _require(self.data is None or self.data > 0, f"mesh.data must be above 0, or none for what the others leave, got {self.data}")
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Evaluation on tasks that are never trained on: one episode each.
 
@@ -251,6 +270,7 @@ class Experiment:
     horizon:     tokens that reduction "constant" divides by
     correction:  `CorrectionFn`: what is done about tokens that other weights sampled
     compute:     `models.decoder.Compute`: type that the trainer's matmuls are in, and whether layers are computed again for the gradient
+    mesh:        how the learner's devices share rows, weights and moments
     reference:   "held": the loss is given log-probs of the policy that the run started from; "offloaded": and its weights wait on the host
     lora:        trains adapters of the policy's weights instead of them; None: all weights
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
@@ -276,6 +296,7 @@ class Experiment:
     horizon: int | None = None
     correction: Callable[..., Any] | None = None
     compute: Compute = FLOAT32
+    mesh: Mesh = Mesh()
     reference: Literal["none", "held", "offloaded"] = "none"
     lora: Lora | None = None
     rewrite: Callable[..., Any] | None = None

@@ -21,6 +21,7 @@ from agentrl_jax.learner.warmstart import imitate
 from agentrl_jax.models.decoder import init_params
 from agentrl_jax.models.hub import model_folder
 from agentrl_jax.models.policy import Policy
+from agentrl_jax.models.pretrained import ShardingFn
 from agentrl_jax.report.progress import Progress
 from agentrl_jax.rollout.collector import plan
 from agentrl_jax.rollout.scripted import demonstrate
@@ -31,26 +32,29 @@ FIRST_TASK = 1 << 40  # demonstrations are of training tasks that no step reache
 TEXTS = 400  # tasks whose texts the tokenizer is trained on
 
 
-async def first_policy(experiment: Experiment, backend: Backend, folder: Path) -> Policy:
-    """The policy that training starts from: `experiment.policy` or a new one, after its warm start, which is made once per run folder."""
+async def first_policy(experiment: Experiment, backend: Backend, folder: Path, sharding: ShardingFn) -> Policy:
+    """The policy that training starts from: `experiment.policy` or a new one, after its warm start, which is made once per run folder.
+
+    sharding: where its weights are to lie
+    """
     target = folder / "warmstart"
     if target.exists():
-        return Policy.read(target)
+        return Policy.read(target, sharding)
     if experiment.policy is None:
         params = init_params(experiment.model, jax.random.key(experiment.seed))
         policy = Policy(experiment.model, params, tokenizer_of(experiment))
     else:
-        policy = read_policy(experiment, experiment.policy)
+        policy = read_policy(experiment, experiment.policy, sharding)
         if not experiment.warmstart.named:
             return policy
     policy = await warm_start(experiment, policy, backend, folder)
     policy.write(target, context_limit=experiment.rollout.context)
-    return Policy.read(target)
+    return Policy.read(target, sharding)
 
 
-def read_policy(experiment: Experiment, name: str) -> Policy:
+def read_policy(experiment: Experiment, name: str, sharding: ShardingFn) -> Policy:
     """A policy of another's making, with what its chat template does to the history said."""
-    policy = Policy.read(model_folder(name))
+    policy = Policy.read(model_folder(name), sharding)
     if policy.tokenizer.vocab_size > policy.model.vocab_size:
         raise ConfigError(f"{name}: the tokenizer has more ids than the model; it belongs to another model")
     if policy.template.breaks:

@@ -25,7 +25,7 @@ from agentrl_jax.sandbox.protocol import SandboxError
 BEFORE, AFTER = "before.json", "after.json"
 """Files with the success rates of the policy that a run started from and of the one it ended with."""
 
-FREE = ("name", "root", "checkpoint_every", "evaluate", "rollout.slots", "rollout.retries", "inference.urls", "inference.venv")
+FREE = ("name", "root", "checkpoint_every", "evaluate", "mesh", "rollout.slots", "rollout.retries", "inference.urls", "inference.venv")
 """What may change when a run is resumed."""
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

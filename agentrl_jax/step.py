@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from agentrl_jax.config import Experiment
+from agentrl_jax.config import ConfigError, Experiment
 from agentrl_jax.data.batch import Tokens
 from agentrl_jax.data.collate import Shape, collate, minibatch_rows, unpack
 from agentrl_jax.data.episode import Episode
@@ -20,15 +22,25 @@ from agentrl_jax.learner.update import Learner, TrainState
 from agentrl_jax.models.decoder import ModelConfig, Params
 from agentrl_jax.models.lora import Trained
 from agentrl_jax.models.lora import init as init_adapter
-from agentrl_jax.models.sharding import row_parts, rows_mesh
+from agentrl_jax.models.sharding import make_mesh, row_parts
 
 CreditOf = dict[str, tuple[NDArray[np.float32], ...]]
 """Advantage of every token, by episode and segment."""
 
 
+def mesh_of(experiment: Experiment) -> Mesh:
+    """The devices of an experiment's learner. Raises ConfigError where there are others than it asks for."""
+    try:
+        return make_mesh(**asdict(experiment.mesh))
+    except ValueError as error:
+        raise ConfigError(f"mesh: {error}") from error
+
+
 def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
-    """The learner of an experiment's whole run."""
-    settings = experiment.optimizer
+    """The learner of an experiment's whole run. Raises ConfigError where the mesh does not fit the devices or the model."""
+    settings, tensor = experiment.optimizer, experiment.mesh.tensor
+    if model.num_kv_heads % tensor:
+        raise ConfigError(f"mesh.tensor={tensor} must divide the {model.num_kv_heads} key-value heads of the model: a head is not split")
     return Learner(
         model,
         make_optimizer(settings, experiment.steps * settings.minibatches),
@@ -39,7 +51,7 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
         experiment.correction,
         experiment.horizon,
         experiment.compute,
-        rows_mesh(),
+        mesh_of(experiment),
     )
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from agentrl_jax import config
@@ -22,7 +23,7 @@ from agentrl_jax.evaluate import parts_of, play, score, serving_of, settings_of
 from agentrl_jax.learner.checkpoint import Checkpoints
 from agentrl_jax.learner.reference import reference_of
 from agentrl_jax.models.lora import whole
-from agentrl_jax.models.sharding import split_cpu
+from agentrl_jax.models.sharding import sharding_of, split_cpu
 from agentrl_jax.prepare import first_policy
 from agentrl_jax.report import page
 from agentrl_jax.report.audit import Watch
@@ -33,7 +34,7 @@ from agentrl_jax.report.score import table
 from agentrl_jax.report.summary import summarise
 from agentrl_jax.rollout.collector import collect, plan
 from agentrl_jax.runs import AFTER, BEFORE, claim, read_score, reported, write_score
-from agentrl_jax.step import Clock, first_shape, learn, learner_of, trained_of
+from agentrl_jax.step import Clock, first_shape, learn, learner_of, mesh_of, trained_of
 
 
 async def train(experiment: Experiment) -> Path:
@@ -43,7 +44,7 @@ async def train(experiment: Experiment) -> Path:
     async with AsyncExitStack() as stack:
         stack.enter_context(library_chatter_to(folder / "train.log"))
         backend = await stack.enter_async_context(experiment.sandbox())
-        policy = await first_policy(experiment, backend, folder)
+        policy = await first_policy(experiment, backend, folder, partial(sharding_of, mesh_of(experiment)))
         policy.tokenizer.save(folder / TOKENIZER)
         learner = learner_of(experiment, policy.model)
         state, step, shape = learner.init(trained_of(experiment, policy.params)), 0, first_shape(experiment)

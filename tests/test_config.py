@@ -18,6 +18,7 @@ from agentrl_jax.config import (
     Experiment,
     Limits,
     Lora,
+    Mesh,
     Optimizer,
     Rollout,
     WarmStart,
@@ -68,6 +69,8 @@ def spoilt(record: Any, name: str, value: object) -> Any:
         (lambda: Optimizer(weight_decay=-0.1), "optimizer.weight_decay must be 0 or more"),
         (lambda: Lora(rank=0), "lora.rank must be above 0"),
         (lambda: Lora(projections=("q_proj", "w")), "lora.projections must be one or more of q_proj, k_proj, v_proj"),
+        (lambda: Mesh(fsdp=0), "mesh.fsdp must be above 0"),
+        (lambda: Mesh(data=-1), "mesh.data must be above 0, or none for what the others leave, got -1"),
         (lambda: Evaluate(every=0), "evaluate.every must be above 0"),
         (lambda: replace(BASE, name="a/b"), "name must be a folder name"),
         (lambda: replace(BASE, compute=spoilt(Compute(), "dtype", "bf16")), "compute.dtype must be float32 | bfloat16, got 'bf16'"),
@@ -136,6 +139,8 @@ def test_override_by_value_and_by_function():
             "optimizer.decay=constant",
             "compute.dtype=bfloat16",
             "compute.remat=true",
+            "mesh.data=none",
+            "mesh.fsdp=8",
             "rollout.groups=16",
             "limits.handling=drop",
             "limits.dropped_in_stats=true",
@@ -151,12 +156,13 @@ def test_override_by_value_and_by_function():
     assert changed.optimizer == Optimizer(learning_rate=1e-3, decay="constant")
     assert changed.rollout == Rollout(groups=16)
     assert changed.compute == Compute(dtype="bfloat16", remat=True)
+    assert changed.mesh == Mesh(fsdp=8)
     assert changed.limits == Limits(handling="drop", dropped_in_stats=True)
     assert isinstance(changed.environment, BugFix)
     assert changed.environment.level == 2
     assert changed.sandbox is Bubblewrap
     assert changed.policy == "some/folder"
-    assert differences(describe(BASE), describe(changed), free=["optimizer", "compute", "rollout.groups", "limits", "policy"]) == [
+    assert differences(describe(BASE), describe(changed), free=["optimizer", "compute", "mesh", "rollout.groups", "limits", "policy"]) == [
         "environment.level: was 0, now 2",
         "advantage: was agentrl_jax.credit.episodes:grpo, now agentrl_jax.credit.of_turns:gigpo",
         "advantage.std: was none, now (not set)",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax import credit, objective
-from agentrl_jax.config import Limits, Lora
+from agentrl_jax.config import ConfigError, Limits, Lora, Mesh, Optimizer
 from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.inference.runner import Stats
@@ -23,6 +23,7 @@ from tests import tiny
 from tests.data.strategies import make_episode
 
 MODEL = ModelConfig(vocab_size=64, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64)
+TWO_HEADS = replace(MODEL, num_kv_heads=2)
 SMALL = Shape(4, 64, 32, 8, 4)
 experiment = replace(tiny.experiment, row_length=64, rollout=replace(tiny.experiment.rollout, context=64), advantage=credit.grpo)
 
@@ -114,6 +115,34 @@ def test_an_adapter_is_trained_and_its_base_stays():
     assert values["train/update_norm"] > 0
     changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), whole(state.params, base), base)
     assert sum(jax.tree.leaves(changed)) == 2
+
+
+@pytest.mark.slow
+def test_a_mesh_changes_where_things_lie_and_not_what_is_learnt():
+    """Weights too come as they would off a disk: already split."""
+    steady = replace(experiment, optimizer=Optimizer(eps=1e-3, minibatches=1))  # a small eps would blow up rounding
+    found = []
+    for mesh in (Mesh(), Mesh(fsdp=2, tensor=2)):
+        of = replace(steady, mesh=mesh)
+        learner = learner_of(of, TWO_HEADS)
+        state = learner.init(learner.place(init_params(TWO_HEADS, jax.random.key(0))))
+        state, _, values, credit_of = learn(of, learner, state, None, None, collected(), 0, SMALL)
+        found.append((jax.device_get(state), values, credit_of))
+        kernel = state.params["layers_0"]["mlp"]["up_proj"]["kernel"]
+        assert kernel.addressable_shards[0].data.size * mesh.fsdp * mesh.tensor == kernel.size
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *found)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        (Mesh(fsdp=3), "mesh: data=None, fsdp=3, tensor=1 do not make a mesh of the 4 devices here"),
+        (Mesh(tensor=4), "mesh.tensor=4 must divide the 1 key-value heads of the model"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(mesh, message):
+    with pytest.raises(ConfigError, match=message):
+        learner_of(replace(experiment, mesh=mesh), MODEL)
 
 
 def test_a_run_compiles_a_bounded_number_of_programs():

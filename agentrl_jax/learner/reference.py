@@ -30,5 +30,5 @@ def reference_of(
         return partial(learner.logprobs, base)
     if how == "held":
         return partial(learner.logprobs, learner.place(start))
-    host = jax.device_get(start)
+    host = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), learner.place(start))
     return lambda tokens: learner.logprobs(learner.place(host), tokens)

@@ -66,8 +66,13 @@ class Learner:
 
     def init(self, params: Trained) -> TrainState:
         """The state before the first update. The parameters are copied: updates donate their buffers."""
+        return self._first(self.place(params))
+
+    @partial(jax.jit, static_argnums=0)
+    def _first(self, params: Trained) -> TrainState:
+        """In a jit, so that no device ever holds whole moments."""
         copied: Any = jax.tree.map(jnp.copy, params)
-        return self.place(TrainState(copied, self.optimizer.init(copied), jnp.int32(0)))
+        return constrain(self.mesh, TrainState(copied, self.optimizer.init(copied), jnp.int32(0)))
 
     def place(self, tree: Any) -> Any:
         """What the other methods take: weights and moments split as `models.sharding` says, tokens and signals by rows, all else whole.

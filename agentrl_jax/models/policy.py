@@ -22,9 +22,9 @@ class Policy:
     template: ChatTemplate = OURS
 
     @classmethod
-    def read(cls, folder: Path) -> "Policy":
-        """Read a model folder. Raises PretrainedError naming the file and what is wrong with it."""
-        model, params = pretrained.read(folder)
+    def read(cls, folder: Path, sharding: pretrained.ShardingFn = pretrained.on_one_device) -> "Policy":
+        """Read a model folder, its weights onto the devices that `sharding` names. Raises PretrainedError: which file, what is wrong."""
+        model, params = pretrained.read(folder, sharding)
         path = folder / "tokenizer.json"
         try:
             tokenizer = ChatTokenizer.load(path)

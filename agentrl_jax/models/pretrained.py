@@ -34,7 +34,8 @@ ShardingFn: TypeAlias = Callable[[tuple[str, ...], tuple[int, ...]], Sharding]
 """(path in the parameters, shape) -> which devices hold which part."""
 
 
-def _on_one_device(path: tuple[str, ...], shape: tuple[int, ...]) -> Sharding:
+def on_one_device(path: tuple[str, ...], shape: tuple[int, ...]) -> Sharding:
+    """Every weight whole on the first device."""
     del path, shape
     return SingleDeviceSharding(jax.devices()[0])
 
@@ -61,7 +62,7 @@ class Chat:
     bos: str = ""
 
 
-def read(folder: Path, sharding: ShardingFn = _on_one_device) -> tuple[ModelConfig, Params]:
+def read(folder: Path, sharding: ShardingFn = on_one_device) -> tuple[ModelConfig, Params]:
     """Shape and f32 weights of the model in `folder`, laid out on devices as `sharding` says.
 
     Tensor by tensor, and of each only what this process's devices hold: no host ever holds a whole model.

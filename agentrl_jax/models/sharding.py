@@ -45,18 +45,19 @@ def split_cpu(most: int = 4) -> None:
         jax.config.update("jax_num_cpu_devices", min(os.cpu_count() or 1, most))
 
 
-def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """All devices of all processes, [data, fsdp, tensor]. One size may be -1: what the others leave. Raises ValueError.
+def make_mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """All devices of all processes, [data, fsdp, tensor]. data: None for what the others leave. Raises ValueError.
 
     Neighbours share `tensor`, which talks most.
     """
-    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     devices = jax.devices()
-    fixed = int(np.prod([n for n in sizes.values() if n != -1]))
-    rests = list(sizes.values()).count(-1)
-    if rests > 1 or fixed < 1 or len(devices) % fixed or (not rests and fixed != len(devices)):
-        raise ValueError(f"a mesh of {sizes} does not use all of {len(devices)} devices: the product must be that; one size may be -1")
-    return Mesh(np.array(devices).reshape(list(sizes.values())), AXES)
+    sizes = (len(devices) // max(fsdp * tensor, 1) if data is None else data, fsdp, tensor)
+    if min(sizes) < 1 or math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"data={data}, fsdp={fsdp}, tensor={tensor} do not make a mesh of the {len(devices)} devices here: "
+            "their product must be that number, and without data the others must divide it"
+        )
+    return Mesh(np.array(devices).reshape(sizes), AXES)
 
 
 def rows_mesh(devices: int | None = None) -> Mesh:

@@ -1,10 +1,11 @@
-"""`python -m tests.learner.sharded_update FILE [lora:]DATAxFSDPxTENSOR[xPIECES]...`: log-probs and updates on each mesh, and what they gave
-in FILE, in a process of its own.
+"""`python -m tests.learner.sharded_update FILE [KIND:]DATAxFSDPxTENSOR[xPIECES]...`: updates on each mesh, and what they gave in FILE, in a
+process of its own. KIND: "lora" for those of an adapter, "step" for a whole step of learning.
 
 Devices and processes are as the environment says: XLA_FLAGS, and JAX_COORDINATOR_ADDRESS with its companions.
 """
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,12 +13,16 @@ import numpy as np
 import optax
 
 from agentrl_jax import credit, objective
-from agentrl_jax.data.collate import collate
+from agentrl_jax.config import Mesh, Optimizer, Rollout
+from agentrl_jax.data.collate import Shape, collate
+from agentrl_jax.learner.reference import reference_of
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models import lora
 from agentrl_jax.models.decoder import ModelConfig, init_params
 from agentrl_jax.models.distributed import initialise_from_environment
 from agentrl_jax.models.sharding import everywhere, make_mesh, rows_mesh
+from agentrl_jax.step import learn, learner_of
+from experiments.chaos import tiny
 from tests.data.strategies import make_episode
 
 MODEL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=32)
@@ -45,6 +50,17 @@ def updates(mesh: jax.sharding.Mesh, accumulate: int, *, adapter: bool) -> tuple
     return found, programs() - before
 
 
+def step(mesh: Mesh) -> dict[str, Any]:
+    """What `learn` gives: state, metrics and the credit of every token."""
+    steady = Optimizer(eps=1e-3, minibatches=2)  # with a small eps, Adam's division would blow up rounding
+    experiment = replace(tiny.experiment, model=MODEL, row_length=64, rollout=Rollout(context=64), optimizer=steady, mesh=mesh)
+    learner = learner_of(experiment, MODEL)
+    start = init_params(MODEL, jax.random.key(0))
+    reference = reference_of(learner, learner.place(start), "offloaded")
+    state, _, values, credit_of = learn(experiment, learner, learner.init(start), None, reference, EPISODES, 0, Shape())
+    return {"state": state, "values": values, "credit": credit_of}
+
+
 def programs() -> int:
     return sum(method._cache_size() for method in (Learner.logprobs, Learner.signals, Learner.update))
 
@@ -54,9 +70,13 @@ def main() -> None:
     initialise_from_environment()
     found: dict[str, Any] = {}
     for shape in shapes:
-        data, fsdp, tensor, *accumulate = map(int, shape.removeprefix("lora:").split("x"))
+        kind, _, sizes = shape.rpartition(":")
+        data, fsdp, tensor, *accumulate = map(int, sizes.split("x"))
         mesh = rows_mesh(1) if data == fsdp == tensor == 1 else make_mesh(data=data, fsdp=fsdp, tensor=tensor)
-        results, compiled = updates(mesh, *accumulate or [1], adapter=shape.startswith("lora:"))
+        if kind == "step":
+            results, compiled = step(Mesh(data, fsdp, tensor)), 0
+        else:
+            results, compiled = updates(mesh, *accumulate or [1], adapter=kind == "lora")
         # Every process has some shards: whole copies are made by the devices.
         whole = jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))(results)
         leaves = jax.tree_util.tree_leaves_with_path(whole)

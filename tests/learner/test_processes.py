@@ -1,4 +1,4 @@
-"""Two processes of two devices each make one update together."""
+"""Two processes of two devices each make one step of learning together."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from agentrl_jax.models.distributed import initialise_from_environment
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_update_of_one(tmp_path):
+def test_two_processes_make_the_step_of_one(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -27,7 +27,7 @@ def test_two_processes_make_the_update_of_one(tmp_path):
             "JAX_PROCESS_ID": str(number),
         }
         file = str(tmp_path / f"{number}_of_{processes}.npz")
-        return subprocess.Popen([sys.executable, "-m", "tests.learner.sharded_update", file, "2x2x1"], env=environment)
+        return subprocess.Popen([sys.executable, "-m", "tests.learner.sharded_update", file, "step:2x2x1"], env=environment)
 
     started = [start(0, 2), start(1, 2), start(0, 1)]
     try:

@@ -11,10 +11,17 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from agentrl_jax import credit, objective
+from agentrl_jax.data.collate import collate
 from agentrl_jax.learner.checkpoint import Checkpoints
+from agentrl_jax.learner.update import Learner
+from agentrl_jax.models import pretrained
 from agentrl_jax.models.decoder import init_params
 from agentrl_jax.models.sharding import make_mesh, place, sharding_of
+from tests.data.strategies import make_episode
 from tests.learner.sharded_update import MODEL
 
 MESHES = {
@@ -73,7 +80,26 @@ def test_a_dimension_that_does_not_divide_stays_whole_and_is_named_once(caplog):
     ]
 
 
-@pytest.mark.parametrize("sizes", [{"fsdp": 3}, {"data": 2, "fsdp": 1}, {"data": -1, "fsdp": -1}, {"fsdp": 0}])
+@pytest.mark.parametrize("sizes", [{"fsdp": 3}, {"data": 2, "fsdp": 1}, {"data": 0}, {"fsdp": 0}, {"fsdp": 8}])
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes):
-    with pytest.raises(ValueError, match="does not use all of 4 devices"):
+    with pytest.raises(ValueError, match="do not make a mesh of the 4 devices here: their product must be that number"):
         make_mesh(**sizes)
+
+
+def test_rows_that_the_devices_do_not_divide_are_refused():
+    learner = Learner(MODEL, optax.sgd(1.0), credit.grpo, objective.ppo, mesh=make_mesh(fsdp=2))
+    host = collate([make_episode()], row_length=64, row_multiple=3)[0]
+    with pytest.raises(ValueError, match="3 rows cannot be split over 4 devices: collate with row_multiple=4"):
+        learner.place(host)
+
+
+def test_a_model_folder_is_read_onto_the_mesh(tmp_path):
+    """Shard by shard; a weight that the table does not split is whole on each."""
+    params = init_params(MODEL, jax.random.key(0))
+    words = Tokenizer(WordLevel({"<end>": 0}, unk_token="<end>")).to_str()
+    pretrained.write(tmp_path / "model", MODEL, params, pretrained.Chat(words, "", end="<end>", padding="<end>", context_limit=64))
+    mesh = make_mesh(fsdp=2, tensor=2)
+    _, found = pretrained.read(tmp_path / "model", partial(sharding_of, mesh))
+    placed = place(mesh, params)
+    assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(lambda x: x.sharding, placed)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), jax.device_get(params))
