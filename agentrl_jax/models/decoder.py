@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentrl_jax.models.attention import cached_attention, causal_attention, segment_starts
+from agentrl_jax.models.attention import cached_attention, causal_attention
 from agentrl_jax.models.rope import Rope, cos_sin, rotate
 
 Params: TypeAlias = dict[str, Any]
@@ -105,8 +105,8 @@ class Attention(nn.Module):
         q, k = (rotate(x.astype(jnp.float32), *rotation) for x in (q, k))
         return (q * c.head_dim**-0.5).astype(v.dtype), k.astype(v.dtype), v
 
-    def __call__(self, x: Float[jax.Array, "N D"], rotation: Rotation, first: Int[jax.Array, "B T"]) -> Float[jax.Array, "N D"]:
-        mixed = causal_attention(*self.project(x, rotation), first)
+    def __call__(self, x: Float[jax.Array, "N D"], rotation: Rotation, segments: Int[jax.Array, "B T"]) -> Float[jax.Array, "N D"]:
+        mixed = causal_attention(*self.project(x, rotation), segments)
         return self.o_proj(mixed.reshape(x.shape[0], -1))
 
     def extend(
@@ -146,8 +146,8 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(self.config.rms_norm_eps)
         self.mlp = MLP(self.config, self.compute)
 
-    def __call__(self, x: Float[jax.Array, "N D"], rotation: Rotation, first: Int[jax.Array, "B T"]) -> Float[jax.Array, "N D"]:
-        x = x + self.attention(self.input_norm(x), rotation, first)
+    def __call__(self, x: Float[jax.Array, "N D"], rotation: Rotation, segments: Int[jax.Array, "B T"]) -> Float[jax.Array, "N D"]:
+        x = x + self.attention(self.input_norm(x), rotation, segments)
         return x + self.mlp(self.mlp_norm(x))
 
     def extend(
@@ -178,10 +178,9 @@ class Decoder(nn.Module):
     ) -> Float[jax.Array, "B T D"]:
         """Whole rows. A token sees itself and earlier tokens of its own segment; padding (segment 0) sees only padding."""
         rotation = cos_sin(self.config.rope, self.config.head_dim, positions)
-        first = segment_starts(segments)
         x = self.embed(tokens.ravel()).astype(self.compute.dtype)  # rows of the table, not the table: its gradient adds up in f32
         for layer in self.layers:
-            x = layer(x, rotation, first)
+            x = layer(x, rotation, segments)
         return self.norm(x).reshape(*tokens.shape, -1)
 
     def extend(self, tokens: Int[jax.Array, "B C"], start: Int[jax.Array, " B"], cache: Cache) -> tuple[Float[jax.Array, "B C D"], Cache]:

@@ -1,84 +1,87 @@
-"""Blocked attention against the plain formula, values and gradients, over several blocks and segments."""
+"""Which kernel which platform gets, what its program calls, and that all of them are the plain formula. No accelerator is needed."""
+
+from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from jax.test_util import check_grads
+from jax.sharding import PartitionSpec
 
-from agentrl_jax.models.attention import causal_attention, segment_starts
-
-
-def plain(q, k, v, segments):
-    """softmax over everything at or before the query in its segment."""
-    group = q.shape[2] // k.shape[2]
-    k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-    scores = jnp.einsum("bthd,bshd->bhts", q, k)
-    t = q.shape[1]
-    visible = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((t, t), bool))[None]
-    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf)), v)
+from agentrl_jax.models.attention import causal_attention, form_of, fused_attention
+from agentrl_jax.models.splash import splash_attention
+from tests.models.test_blockwise import inputs, plain, segments_of
 
 
-def inputs(t, *, heads=4, kv=2, d=8, seed=0):
-    keys = jax.random.split(jax.random.key(seed), 4)
-    q = jax.random.normal(keys[0], (2, t, heads, d))
-    k, v = (jax.random.normal(key, (2, t, kv, d)) for key in keys[1:3])
-    return q, k, v, jax.random.normal(keys[3], q.shape)
+@pytest.mark.parametrize(
+    ("platform", "t", "d", "dtype", "form"),
+    [
+        ("cpu", 512, 128, "bfloat16", "blocks"),
+        ("tpu", 512, 128, "bfloat16", "splash"),
+        ("tpu", 384, 24, "float32", "splash"),
+        ("tpu", 500, 128, "bfloat16", "blocks"),
+        ("cuda", 512, 128, "bfloat16", "cudnn"),
+        ("cuda", 500, 64, "float16", "cudnn"),
+        ("cuda", 512, 128, "float32", "blocks"),
+        ("cuda", 501, 128, "bfloat16", "blocks"),
+        ("cuda", 512, 256, "bfloat16", "blocks"),
+        ("cuda", 512, 36, "bfloat16", "blocks"),
+        ("gpu", 512, 128, "bfloat16", "blocks"),
+    ],
+)
+def test_the_kernel_of_a_platform(platform, t, d, dtype, form):
+    assert form_of(platform, (2, t, 4, d), dtype) == form
 
 
-def segments_of(t):
-    """A row of three segments and padding whose borders lie inside blocks, and a row of one."""
-    bounds = jnp.array([t // 3, t // 2, 5 * t // 6])
-    ragged = 1 + jnp.searchsorted(bounds, jnp.arange(t), side="right")
-    return jnp.stack([jnp.where(ragged == 4, 0, ragged), jnp.ones(t, ragged.dtype)]).astype(jnp.int32)
+@pytest.mark.parametrize(
+    "form", [partial(fused_attention, implementation="xla"), partial(splash_attention, interpret=True)], ids=["cudnn", "splash"]
+)
+def test_every_form_is_the_plain_formula(form):
+    """On padding too. What cuDNN is asked is asked of XLA; splash attention is interpreted, in three blocks."""
+    arrays = *inputs(384), segments_of(384)
 
-
-@pytest.mark.parametrize("t", [1, 5, 128, 300], ids=lambda t: f"T{t}")
-@pytest.mark.parametrize(("heads", "kv"), [(4, 2), (3, 1), (2, 2)])
-def test_blocks_are_the_plain_formula(t, heads, kv):
-    q, k, v, d_out = inputs(t, heads=heads, kv=kv)
-    segments = segments_of(t)
-    ours, back = jax.vjp(lambda *x: causal_attention(*x, segment_starts(segments)), q, k, v)
-    theirs, plain_back = jax.vjp(lambda *x: plain(*x, segments), q, k, v)
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    for one, other in zip(back(d_out), plain_back(d_out), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def test_the_written_gradient_is_that_of_the_values():
-    q, k, v, _ = inputs(6, heads=2, kv=1, d=4)
-    first = segment_starts(segments_of(6))
-    check_grads(jax.jit(lambda *x: causal_attention(*x, first)), (q, k, v), order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
-
-
-def test_large_scores_do_not_overflow():
-    q, k, v, d_out = inputs(5)
-    first = segment_starts(segments_of(5))
-    out, back = jax.vjp(lambda *x: causal_attention(*x, first), 1e4 * q, k, v)
-    assert all(jnp.isfinite(x).all() for x in (out, *back(d_out)))
-
-
-def test_bfloat16_inputs_are_scored_and_summed_in_float32():
-    """Against float32 on the rounded inputs only the rounding of weights and results is left: 2 ** -8 of their size."""
-    rounded = [x.astype(jnp.bfloat16) for x in inputs(300)]
-    first = segment_starts(segments_of(300))
-
-    def results(q, k, v, d_out):
-        out, back = jax.vjp(lambda *x: causal_attention(*x, first), q, k, v)
+    def results(form, q, k, v, d_out, segments):
+        out, back = jax.vjp(lambda *x: form(*x, segments), q, k, v)
         return out, *back(d_out)
 
-    ours, theirs = results(*rounded), results(*(x.astype(jnp.float32) for x in rounded))
+    ours, theirs = (jax.jit(partial(results, one))(*arrays) for one in (form, plain))
     for one, other in zip(ours, theirs, strict=True):
-        assert one.dtype == jnp.bfloat16
-        np.testing.assert_allclose(one.astype(jnp.float32), other, atol=2**-7 * jnp.abs(other).max())
+        np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_segment_starts_are_where_the_number_changes(lengths):
-    lengths = [*lengths, 30 - sum(lengths)]  # padding, perhaps none; one shape compiles once
-    numbers = [*range(1, len(lengths)), 0]
-    starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-    segments = jnp.asarray(np.repeat(numbers, lengths).astype(np.int32))
-    np.testing.assert_array_equal(segment_starts(segments[None])[0], starts)
+def gradient(platform, q, k, v, segments):
+    return jax.grad(lambda *x: causal_attention(*x, segments, platform).astype(jnp.float32).sum(), (0, 1, 2))(q, k, v)
+
+
+def program(function, platform):
+    """The program, not compiled, of a gradient in bfloat16."""
+    arrays = *(jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2, 2)), jax.ShapeDtypeStruct((2, 256), jnp.int32)
+    return jax.jit(partial(function, platform)).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
+
+
+def kernels_in(text):
+    return text.count("@tpu_custom_call"), text.count("@__cudnn$fmhaScaleBiasSoftmax")
+
+
+def test_programs_call_the_kernel_of_their_platform(monkeypatch):
+    # JAX asks the version of a cuDNN, which is not installed where there is no CUDA device.
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", SimpleNamespace(cudnn_get_version=lambda: 91000))
+    assert kernels_in(program(gradient, "cpu")) == (0, 0)
+    assert kernels_in(program(gradient, "tpu")) == (3, 0)  # forward, dq, dk and dv
+    assert kernels_in(program(gradient, "cuda")) == (0, 2)  # forward and backward
+
+
+def test_heads_are_split_where_xla_is_left_an_axis():
+    """A kernel cannot be split by XLA, which the mesh leaves `tensor` to; two of four devices take half of the heads each."""
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rows = PartitionSpec("data")
+
+    def of_rows(platform, *arrays):
+        one = partial(gradient, platform)
+        return jax.shard_map(one, mesh=mesh, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False)(*arrays)
+
+    text = program(of_rows, "tpu")
+    assert kernels_in(text) == (3, 0)
+    # Queries, keys and values of one row.
+    assert text.count("tensor<2x256x64xbf16>, tensor<1x256x64xbf16>, tensor<1x256x64xbf16>, ") == 3
