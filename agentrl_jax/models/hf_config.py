@@ -1,6 +1,7 @@
 """config.json of Hugging Face model folders, in the style of transformers 5 and in that of the hub (version 4)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,35 @@ _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
 }
 # Values of fields that would change the model in ways that the decoder does not know; anything else is refused.
 _REQUIRED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
+    "hidden_act": ("silu", "swish"),
     "mlp_bias": (False,),
     "use_sliding_window": (False,),
     "quantization_config": (None,),
-    "partial_rotary_factor": (1.0,),
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
 }
-_REQUIRED_ROPE: dict[str, tuple[Any, ...]] = {"mscale": (None,), "mscale_all_dim": (None,), "truncate": (True,)}
+_REQUIRED_ROPE: dict[str, tuple[Any, ...]] = {
+    "partial_rotary_factor": (1.0, None),
+    "mrope_section": (None,),
+    "mscale": (None,),
+    "mscale_all_dim": (None,),
+    "truncate": (True,),
+}
+# Fields of other architectures that change the numbers, as parts of names: mixtures of experts, windows, scales and caps of logits,
+# embeddings, residuals or scores, further norms and biases, parts of a rotation. One that says nothing may be there all the same.
+_TELLING = re.compile(
+    "expert|moe_|sparse|sliding|window|chunk_size$|softcap|scal|multipl|residual|bias|norm|rotary|rope|alibi|clip|sink|latent|lora|nextn|quant"
+)
+_KNOWN = {
+    "attention_bias",
+    "max_window_layers",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+}
+_FACTOR = re.compile("scal|multipl|rotary")
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -49,9 +72,16 @@ def parse_config(path: Path) -> ModelConfig:
     kind = fields.get("model_type")
     if kind not in _ARCHITECTURES:
         raise PretrainedError(f"{path}: model_type {kind!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
-    _refuse(path, fields, _REQUIRED)
+    _refuse_others(path, fields)
     if kind != "qwen2":
         _refuse(path, fields, {"attention_bias": (False,)})
+    if kind == "llama" and "use_sliding_window" not in fields:
+        _refuse(path, fields, {"sliding_window": (None,)})
+    classes = fields.get("architectures") or [_ARCHITECTURES[kind]]
+    if _ARCHITECTURES[kind] not in classes:
+        raise PretrainedError(
+            f"{path}: architectures holds {', '.join(classes)}; of model_type {kind} only {_ARCHITECTURES[kind]} is supported"
+        )
     for name in fields.get("layer_types") or ():
         if name != "full_attention":
             raise PretrainedError(f"{path}: layer_types holds {name!r}; only full_attention is supported")
@@ -114,6 +144,19 @@ def _refuse(path: Path, fields: dict[str, Any], required: dict[str, tuple[Any, .
             raise PretrainedError(f"{path}: {name}={fields[name]!r} is not supported; only {supported[0]!r} is")
 
 
+def _refuse_others(path: Path, fields: dict[str, Any]) -> None:
+    """Refuse what makes the model another one, by fields that we know and by fields that sound like it."""
+    _refuse(path, fields, _REQUIRED)
+    for name, value in fields.items():
+        if _TELLING.search(name) and name not in _KNOWN | set(_REQUIRED) and not _says_nothing(name, value):
+            raise PretrainedError(f"{path}: {name}={value!r} is not supported, as it may change the numbers; only models without it are")
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Absent, off, none of them, or a factor of 1."""
+    return not value or (not isinstance(value, bool) and value == 1 and _FACTOR.search(name) is not None)
+
+
 def _integer(path: Path, fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -124,6 +167,9 @@ def _integer(path: Path, fields: dict[str, Any], name: str) -> int:
 def _rope(path: Path, fields: dict[str, Any]) -> Rope:
     """Version 5 keeps everything in `rope_parameters`; version 4 has `rope_theta`, and `rope_scaling` where it is not the default."""
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    for name, value in rope.items():
+        if isinstance(value, dict):
+            raise PretrainedError(f"{path}: a rotation for {name} alone is not supported; only one for all layers is")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _ROPE_FIELDS:
         raise PretrainedError(f"{path}: rope_type {kind!r} is not supported; supported are {', '.join(_ROPE_FIELDS)}")
