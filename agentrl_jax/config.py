@@ -172,7 +172,8 @@ class Optimizer:
     learning_rate: peak
     decay:         "linear", "cosine": falls to 0 over the run; "constant": stays
     warmup:        updates over which it rises from 0
-    b1, b2, eps, weight_decay: of AdamW
+    b1, b2, eps:   of AdamW
+    weight_decay:  of AdamW; of matrices alone, see `learner.optimizer.decays`
     clip:          global norm that gradients are cut to
     minibatches:   updates per step, each over a part of its episodes
     accumulate:    pieces that a minibatch is computed in, one after the other; changes memory, not the gradient

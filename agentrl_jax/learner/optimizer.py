@@ -1,16 +1,32 @@
 """AdamW with a global-norm clip and a schedule over the updates of a run."""
 
+from typing import Any
+
+import jax
 import optax
 
 from agentrl_jax.config import Optimizer
+from agentrl_jax.models.lora import Trained
 
 
 def make_optimizer(settings: Optimizer, updates: int) -> optax.GradientTransformation:
     """The optimizer of a run of so many updates. `updates` matters for a decay; a resumed run must pass the same number."""
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip),
-        optax.adamw(schedule(settings, updates), b1=settings.b1, b2=settings.b2, eps=settings.eps, weight_decay=settings.weight_decay),
-    )
+    rate = schedule(settings, updates)
+    adamw = optax.adamw(rate, settings.b1, settings.b2, settings.eps, weight_decay=settings.weight_decay, mask=decays)
+    return optax.chain(optax.clip_by_global_norm(settings.clip), adamw)
+
+
+def decays(params: Trained) -> Any:
+    """Which arrays weight decay shrinks, True or False for each: matrices between hidden states, those of an adapter included.
+
+    Not the scales of norms and biases, as everywhere; nor embeddings, whose rows would shrink in every update that does not see their
+    token (OLMo 2 leaves them out too, https://arxiv.org/abs/2501.00656).
+    """
+
+    def decays_one(path: tuple[Any, ...], x: jax.Array) -> bool:
+        return x.ndim == 2 and not any(getattr(key, "key", None) in ("embed", "unembedding") for key in path)
+
+    return jax.tree_util.tree_map_with_path(decays_one, params)
 
 
 def schedule(settings: Optimizer, updates: int) -> optax.Schedule:
