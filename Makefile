@@ -23,7 +23,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train eval report atif check-env ablation control smoke bench bench-learner bench-gpu bench-kernels bench-inference bench-sandbox bench-envs smollm2 attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
+.PHONY: help train eval report atif check-env ablation control smoke bench bench-learner bench-scale bench-gpu bench-kernels bench-inference bench-sandbox bench-envs smollm2 attacks chaos agreement vllm sandbox-image golden notebooks test test-fast lint types lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench: $(VENV)/bench  ## speed of the parts, and of PyTorch doing the same (Pyth
 
 bench-learner: $(VENV)/bench  ## a training step beside transformers on PyTorch, 0.5M to 135M parameters; memory of log-probs (Python 3.11)
 	$(BIN)/python -m experiments.bench_learner $(ARGS)
+
+bench-scale: $(VENV)/base  ## programs compiled over 200 ragged batches, time of a step against its tokens, one update on 1 and 8 devices
+	$(BIN)/python -m experiments.bench_scale $(ARGS)
 
 bench-gpu: $(VENV)/base  ## a training step of Qwen3-0.6B's shape on this machine's accelerator: tokens/s, MFU, memory; ARGS=--tiny for any
 	$(BIN)/python -m experiments.bench_gpu $(ARGS)
