@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax import credit, objective
-from agentrl_jax.config import ConfigError, Limits, Lora, Mesh, Optimizer
+from agentrl_jax.config import Compute, ConfigError, Limits, Lora, Mesh, Optimizer
 from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.inference.runner import Stats
@@ -131,6 +131,21 @@ def test_a_mesh_changes_where_things_lie_and_not_what_is_learnt():
         kernel = state.params["layers_0"]["mlp"]["up_proj"]["kernel"]
         assert kernel.addressable_shards[0].data.size * mesh.fsdp * mesh.tensor == kernel.size
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *found)
+
+
+@pytest.mark.slow
+def test_a_step_is_computed_as_the_experiment_says():
+    """In bfloat16, with layers computed again, on a mesh: near the step in float32; the state stays float32."""
+    found, once = [], replace(experiment, optimizer=Optimizer(minibatches=1))
+    for of in (once, replace(once, compute=Compute("bfloat16", remat=True), mesh=Mesh(fsdp=2, tensor=2))):
+        learner = learner_of(of, TWO_HEADS)
+        state = learner.init(init_params(TWO_HEADS, jax.random.key(0)))
+        state, _, values, _ = learn(of, learner, state, None, None, collected(), 0, SMALL)
+        found.append(values)
+    assert {str(x.dtype) for x in jax.tree.leaves(state.params)} == {"float32"}
+    wide, narrow = found
+    assert 1e-6 < abs(narrow["train/logprob_difference"] - wide["train/logprob_difference"]) < 0.01
+    np.testing.assert_allclose(narrow["train/gradient_norm"], wide["train/gradient_norm"], rtol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Causal attention inside segments on TPUs, by JAX's splash attention: FlashAttention in Pallas that skips what the mask hides."""
 
-import math
 from functools import cache, partial
 from typing import Any
 
@@ -24,7 +23,7 @@ def splash_attention(
 ) -> Float[jax.Array, "B T H d"]:
     """softmax(q kᵀ) v over the keys at or before the query that have its segment number; `q` comes scaled.
 
-    XLA cannot split a kernel: over the axes of the mesh that are left to it, heads are split here, or not at all where they do not divide.
+    XLA cannot split a kernel: over the axes of the mesh that are left to it, heads are split here, and must divide.
 
     interpret: run on any device, slowly: for tests
     """
@@ -32,8 +31,7 @@ def splash_attention(
     left = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto and mesh.shape[axis] > 1}
     if not left:
         return _of_device(q, k, v, segments, interpret)
-    parts = math.prod(mesh.shape[axis] for axis in left)
-    heads = PartitionSpec(None, None, tuple(left)) if k.shape[2] % parts == 0 else PartitionSpec()
+    heads = PartitionSpec(None, None, tuple(left))
     specs = (heads, heads, heads, PartitionSpec())
     split = jax.shard_map(partial(_of_device, interpret=interpret), axis_names=left, in_specs=specs, out_specs=heads, check_vma=False)
     return split(q, k, v, segments)
