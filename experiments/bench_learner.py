@@ -19,6 +19,7 @@ logprob: log-prob and gradient of 8,192 tokens over 151,936 words, against all l
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,6 @@ from agentrl_jax.data.collate import collate
 from agentrl_jax.models.decoder import ModelConfig, init_params
 from agentrl_jax.models.rope import Rope
 from agentrl_jax.models.sharding import rows_mesh, split_cpu
-from experiments import bench_logprob
 from experiments.ragged import dense, layouts, packed, ragged
 from experiments.sides import Measured, Side, check, our_side, their_side, torch_half
 
@@ -145,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     split_cpu()
     for name in sizes:
         if name == LOGPROB:
-            bench_logprob.main()
+            # In a process of its own: one program on all cores, where the learner makes each core a device.
+            subprocess.run([sys.executable, "-m", "experiments.bench_logprob"], check=True)
         else:
             bench(name, SIZES[name], options.torch)
 

@@ -14,7 +14,7 @@ from agentrl_jax.kernels.logprob import token_logprobs
 from agentrl_jax.learner.update import LOGITS
 
 
-def main(tokens: int = 8192, vocabulary: int = 151_936, width: int = 128) -> None:
+def main(tokens: int = 8192, vocabulary: int = 151_936, width: int = 64) -> None:
     key = jax.random.key(0)
     hidden, matrix = jax.random.normal(key, (tokens, width)), jax.random.normal(key, (vocabulary, width)) * 0.02
     targets = jax.random.randint(key, (tokens,), 0, vocabulary)
@@ -34,7 +34,7 @@ def main(tokens: int = 8192, vocabulary: int = 151_936, width: int = 128) -> Non
         analysis: Any = program.memory_analysis()
         jax.block_until_ready(program(hidden, matrix, targets))
         took = []
-        for _ in range(3):
+        for _ in range(2):
             began = perf_counter()
             jax.block_until_ready(program(hidden, matrix, targets))
             took.append(perf_counter() - began)
