@@ -225,17 +225,19 @@ class Lora:
 class Mesh:
     """How all devices of the learner are arranged (docs/scaling.md); the product of the sizes is their number.
 
-    data:   parts of a batch's rows, each with a copy of the weights; None: what the others leave
-    fsdp:   parts of the rows, which share one copy of weights and moments
-    tensor: parts of every matrix, and of the heads
+    data:     parts of a batch's rows, each with a copy of the weights; None: what the others leave
+    fsdp:     parts of the rows, which share one copy of weights and moments
+    tensor:   parts of every matrix, and of the heads
+    sequence: parts of the tokens of a row
     """
 
     data: int | None = None
     fsdp: int = 1
     tensor: int = 1
+    sequence: int = 1
 
     def __post_init__(self) -> None:
-        _check(self, positive=("fsdp", "tensor"))
+        _check(self, positive=("fsdp", "tensor", "sequence"))
         _require(self.data is None or self.data > 0, f"mesh.data must be above 0, or none for what the others leave, got {self.data}")
 
 

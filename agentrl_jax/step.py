@@ -38,9 +38,14 @@ def mesh_of(experiment: Experiment) -> Mesh:
 
 def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
     """The learner of an experiment's whole run. Raises ConfigError where the mesh does not fit the devices or the model."""
-    settings, tensor = experiment.optimizer, experiment.mesh.tensor
-    if model.num_kv_heads % tensor:
-        raise ConfigError(f"mesh.tensor={tensor} must divide the {model.num_kv_heads} key-value heads of the model: a head is not split")
+    settings, mesh = experiment.optimizer, experiment.mesh
+    if model.num_kv_heads % (mesh.tensor * mesh.sequence):
+        raise ConfigError(
+            f"mesh.tensor={mesh.tensor} x mesh.sequence={mesh.sequence} must divide the {model.num_kv_heads} key-value heads of the model: "
+            "a head is not split"
+        )
+    if experiment.row_length % mesh.sequence:
+        raise ConfigError(f"mesh.sequence={mesh.sequence} must divide row_length={experiment.row_length}")
     return Learner(
         model,
         make_optimizer(settings, experiment.steps * settings.minibatches),

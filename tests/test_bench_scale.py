@@ -23,6 +23,6 @@ def test_it_counts_programs_and_finds_the_update_of_one_device_on_a_mesh(capsys)
     assert (batches, programs) == (8, shapes)
     assert shapes < sizes
     rows = re.findall(r"^(\S+x\S+) +(\S+) +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
-    assert [row[0] for row in rows] == ["1x2x2"]
+    assert [row[0] for row in rows] == ["1x2x1x2"]
     assert 0 < max(float(x) for row in rows for x in row[1:]) < 1e-5
     assert re.search(r"us a token, R\^2 1.0000", printed)

@@ -151,8 +151,9 @@ def test_a_step_is_computed_as_the_experiment_says():
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        (Mesh(fsdp=3), "mesh: data=None, fsdp=3, tensor=1 do not make a mesh of the 4 devices here"),
-        (Mesh(tensor=4), "mesh.tensor=4 must divide the 1 key-value heads of the model"),
+        (Mesh(fsdp=3), "mesh: data=None, fsdp=3, tensor=1, sequence=1 do not make a mesh of the 4 devices here"),
+        (Mesh(tensor=4), "mesh.tensor=4 x mesh.sequence=1 must divide the 1 key-value heads of the model"),
+        (Mesh(sequence=2), "mesh.tensor=1 x mesh.sequence=2 must divide the 1 key-value heads of the model"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(mesh, message):

@@ -9,6 +9,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from agentrl_jax.models.sharding import ROWS, specs_of
 
+SUMMED = (*ROWS, "sequence")
+
 
 def on_rows(mesh: Mesh, function: Callable[..., Any], params: Any, *rows: Any, out: Callable[[Any], Any]) -> Any:
     """`function(split, params, *rows)` on every device's share of the rows and of the weights.
@@ -16,10 +18,11 @@ def on_rows(mesh: Mesh, function: Callable[..., Any], params: Any, *rows: Any, o
     split: for every array of `params` the spec of its axis along `fsdp`, which `gathered` and `summed` want
     out:   the specs of the results, by `split`
 
-    XLA's partitioner is left the axis `tensor` alone, and nothing where that has one device.
+    Along `sequence` devices have the same rows, whole, and `function` shares their tokens out. XLA's partitioner is left the axis `tensor`
+    alone, and nothing where that has one device.
     """
     split = jax.tree.map(_fsdp_only, specs_of(mesh, params), is_leaf=lambda x: isinstance(x, PartitionSpec))
-    by_hand = {axis for axis, size in mesh.shape.items() if axis in ROWS or size == 1}
+    by_hand = {axis for axis, size in mesh.shape.items() if axis in SUMMED or size == 1}
     specs = (split, *[PartitionSpec(ROWS)] * len(rows))
     shares = jax.shard_map(partial(function, split), mesh=mesh, in_specs=specs, out_specs=out(split), axis_names=by_hand, check_vma=False)
     return shares(params, *rows)
@@ -37,7 +40,7 @@ def summed(values: Any, gradient: Any, split: Any) -> tuple[Any, Any]:
     whole = jax.tree.map(lambda x, spec: None if any(spec) else x, gradient, split)
     shards = jax.tree.map(lambda x, spec: x if any(spec) else None, gradient, split)
     # Whole gradients in one call, so that XLA sums them all at once.
-    (values, whole), shards = jax.lax.psum((values, whole), ROWS), jax.lax.psum(shards, "data")
+    (values, whole), shards = jax.lax.psum((values, whole), SUMMED), jax.lax.psum(shards, ("data", "sequence"))
     return values, jax.tree.map(lambda a, b: b if a is None else a, whole, shards, is_leaf=lambda x: x is None)
 
 

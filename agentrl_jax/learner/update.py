@@ -24,6 +24,7 @@ from agentrl_jax.learner import devices
 from agentrl_jax.models.decoder import FLOAT32, Compute, Decoder, ModelConfig, Params, unembed
 from agentrl_jax.models.lora import Trained, attached, frozen
 from agentrl_jax.models.sharding import ROWS, constrain, everywhere, place, rows_mesh
+from agentrl_jax.models.spread import joined, padded, share
 from agentrl_jax.objective import LossFn, PolicyInputs, Signals
 
 LOGITS = 2048  # tokens whose logits exist at the same time
@@ -149,7 +150,7 @@ class Learner:
 
     def _logprobs(self, split: Any, both: Any, tokens: Tokens) -> Float[Array, "b T"]:
         params, base = devices.gathered(both, split)
-        return token_logprobs_of(self.model, params, tokens, base, self.compute)[0]
+        return token_logprobs_of(self.model, params, tokens, base, self.compute, self.mesh.shape["sequence"])[0]
 
     def _gradient(self, split: Any, both: tuple[Trained, Params | None], *rows: Any) -> Any:
         """((loss, metrics), gradient), summed over the pieces of a device's rows and over the devices."""
@@ -180,38 +181,45 @@ def _weighted_loss(
     weights: Float[Array, "b T"],
     base: Params | None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    new, entropy = token_logprobs_of(learner.model, params, tokens, base, learner.compute)
+    parts = learner.mesh.shape["sequence"]
+    new, entropy = token_logprobs_of(learner.model, params, tokens, base, learner.compute, parts)
     per_token = learner.loss(PolicyInputs(new, entropy, tokens.logprob, signals, mask, tokens.segment, tokens.turn))
 
     def total(x: Float[Array, "b T"]) -> Float[Array, ""]:
-        return jnp.sum(jnp.where(mask, weights * x, 0.0))
+        return jnp.sum(jnp.where(mask, weights * x, 0.0)) / parts  # each of them sums the same
 
     return total(per_token.loss), {name: total(x) for name, x in per_token.metrics.items()}
 
 
 def token_logprobs_of(
-    model: ModelConfig, trained: Trained, tokens: Tokens, base: Params | None = None, compute: Compute = FLOAT32
+    model: ModelConfig, trained: Trained, tokens: Tokens, base: Params | None = None, compute: Compute = FLOAT32, parts: int = 1
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-prob of each token of `predict` given those before it in its segment, and the entropy there; 0 elsewhere.
 
     Logits are made at these positions alone and for `LOGITS` tokens at a time.
+
+    parts: devices along the axis `sequence` of the mesh that this runs under; each does as much of the layers' tokens and of the logits
     """
     params = frozen(trained, base)
     with attached(trained):
-        hidden = Decoder(model, compute).apply({"params": params}, tokens.ids, tokens.position, tokens.segment)
+        ids, position = (share(x, parts) for x in (tokens.ids, tokens.position))
+        hidden = Decoder(model, compute).apply({"params": params}, ids, position, tokens.segment)
     assert isinstance(hidden, jax.Array)
-    width = tokens.ids.shape[1]
-    at = jnp.minimum(tokens.predict, width - 1)
+    hidden, width = joined(hidden, parts), tokens.ids.shape[1]
+    all_of_them = padded(tokens.predict, parts, width)
+    predict = share(all_of_them, parts)
+    at = jnp.minimum(predict, width - 1)
 
     def pick(x: Float[Array, "B T"] | Int[Array, "B T"]) -> Array:
         return jnp.take_along_axis(x, at, axis=1)
 
     before = jnp.take_along_axis(hidden, jnp.maximum(at - 1, 0)[..., None], axis=1)
-    targets = jnp.where((tokens.predict < width) & (pick(tokens.position) > 0), pick(tokens.ids), -1)
+    targets = jnp.where((predict < width) & (pick(tokens.position) > 0), pick(tokens.ids), -1)
     found = token_logprobs(
         before.reshape(-1, before.shape[-1]), unembed(params), targets.ravel(), pick(tokens.temperature).ravel(), chunk=LOGITS
     )
     row = jnp.arange(len(at), dtype=jnp.int32)[:, None]
+    laid = (joined(x.reshape(at.shape), parts) for x in found)
     # Filler of `predict` points past the row and is dropped.
-    logprob, entropy = (jnp.zeros(tokens.ids.shape).at[row, tokens.predict].set(x.reshape(at.shape), mode="drop") for x in found)
+    logprob, entropy = (jnp.zeros(tokens.ids.shape).at[row, all_of_them].set(x, mode="drop") for x in laid)
     return logprob, entropy

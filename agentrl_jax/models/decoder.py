@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentrl_jax.models.attention import cached_attention, causal_attention
+from agentrl_jax.models.attention import cached_attention
 from agentrl_jax.models.rope import Rope, cos_sin, rotate
+from agentrl_jax.models.spread import attention
 
 Params: TypeAlias = dict[str, Any]
 Rotation: TypeAlias = tuple[Float[jax.Array, "B T h"], Float[jax.Array, "B T h"]]
@@ -106,7 +107,7 @@ class Attention(nn.Module):
         return (q * c.head_dim**-0.5).astype(v.dtype), k.astype(v.dtype), v
 
     def __call__(self, x: Float[jax.Array, "N D"], rotation: Rotation, segments: Int[jax.Array, "B T"]) -> Float[jax.Array, "N D"]:
-        mixed = causal_attention(*self.project(x, rotation), segments)
+        mixed = attention(*self.project(x, rotation), segments)
         return self.o_proj(mixed.reshape(x.shape[0], -1))
 
     def extend(

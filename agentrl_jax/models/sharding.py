@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 ROWS = ("data", "fsdp")
-AXES = (*ROWS, "tensor")
+AXES = (*ROWS, "sequence", "tensor")
 
 MESH_AXIS = {"embed": "fsdp", "vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor"}
 """Logical dimension of a weight: mesh axis that it is split over."""
@@ -45,16 +45,16 @@ def split_cpu(most: int = 4) -> None:
         jax.config.update("jax_num_cpu_devices", min(os.cpu_count() or 1, most))
 
 
-def make_mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """All devices of all processes, [data, fsdp, tensor]. data: None for what the others leave. Raises ValueError.
+def make_mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1, sequence: int = 1) -> Mesh:
+    """All devices of all processes, [data, fsdp, sequence, tensor]. data: None for what the others leave. Raises ValueError.
 
     Neighbours share `tensor`, which talks most.
     """
     devices = jax.devices()
-    sizes = (len(devices) // max(fsdp * tensor, 1) if data is None else data, fsdp, tensor)
+    sizes = (len(devices) // max(fsdp * sequence * tensor, 1) if data is None else data, fsdp, sequence, tensor)
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise ValueError(
-            f"data={data}, fsdp={fsdp}, tensor={tensor} do not make a mesh of the {len(devices)} devices here: "
+            f"data={data}, fsdp={fsdp}, tensor={tensor}, sequence={sequence} do not make a mesh of the {len(devices)} devices here: "
             "their product must be that number, and without data the others must divide it"
         )
     return Mesh(np.array(devices).reshape(sizes), AXES)
@@ -62,7 +62,7 @@ def make_mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1) -> Mes
 
 def rows_mesh(devices: int | None = None) -> Mesh:
     """The first `devices`, or all, with rows split over them and weights whole on each."""
-    return Mesh(np.array(jax.devices()[:devices]).reshape(-1, 1, 1), AXES)
+    return Mesh(np.array(jax.devices()[:devices]).reshape(-1, 1, 1, 1), AXES)
 
 
 def row_parts(mesh: Mesh) -> int:

@@ -1,11 +1,11 @@
-"""`python -m tests.learner.sharded_update FILE [KIND:]DATAxFSDPxTENSOR[xPIECES]...`: updates on each mesh, and what they gave in FILE, in a
-process of its own. KIND: "lora" for those of an adapter, "step" for a whole step of learning.
+"""`python -m tests.learner.sharded_update FILE [KIND:]DATAxFSDPxTENSORxSEQUENCE[xPIECES]...`: updates on meshes; what they gave goes in FILE.
 
+KIND: "lora" for updates of an adapter, "step" for a whole step of learning.
 Devices and processes are as the environment says: XLA_FLAGS, and JAX_COORDINATOR_ADDRESS with its companions.
 """
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from agentrl_jax.step import learn, learner_of
 from experiments.chaos import tiny
 from tests.data.strategies import make_episode
 
-MODEL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=32)
+MODEL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=8, num_kv_heads=4, head_dim=4, intermediate_size=32)
 EPISODES = [make_episode(f"e{i}", group=f"g{i % 2}", reward=float(i % 3 == 0), turns=1 + i % 3, seed=i) for i in range(14)]
 
 
@@ -71,12 +71,13 @@ def main() -> None:
     found: dict[str, Any] = {}
     for shape in shapes:
         kind, _, sizes = shape.rpartition(":")
-        data, fsdp, tensor, *accumulate = map(int, sizes.split("x"))
-        mesh = rows_mesh(1) if data == fsdp == tensor == 1 else make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+        *axes, pieces = map(int, f"{sizes}x1".split("x")[:5])
+        asked = Mesh(*axes)
+        mesh = rows_mesh(1) if asked == Mesh(1) else make_mesh(**asdict(asked))
         if kind == "step":
-            results, compiled = step(Mesh(data, fsdp, tensor)), 0
+            results, compiled = step(asked), 0
         else:
-            results, compiled = updates(mesh, *accumulate or [1], adapter=kind == "lora")
+            results, compiled = updates(mesh, pieces, adapter=kind == "lora")
         # Every process has some shards: whole copies are made by the devices.
         whole = jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))(results)
         leaves = jax.tree_util.tree_leaves_with_path(whole)

@@ -27,7 +27,7 @@ def test_two_processes_make_the_step_of_one(tmp_path):
             "JAX_PROCESS_ID": str(number),
         }
         file = str(tmp_path / f"{number}_of_{processes}.npz")
-        return subprocess.Popen([sys.executable, "-m", "tests.learner.sharded_update", file, "step:2x2x1"], env=environment)
+        return subprocess.Popen([sys.executable, "-m", "tests.learner.sharded_update", file, "step:2x2x1x1"], env=environment)
 
     started = [start(0, 2), start(1, 2), start(0, 1)]
     try:

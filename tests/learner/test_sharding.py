@@ -25,8 +25,8 @@ from tests.data.strategies import make_episode
 from tests.learner.sharded_update import MODEL
 
 MESHES = {
-    "1x1x1": ("4x2x1", "2x2x2x2"),  # the last: in two pieces
-    "lora:1x1x1": ("lora:2x2x2",),
+    "1x1x1x1": ("4x2x1x1", "2x2x1x2x2", "1x2x2x2"),  # the second: in two pieces
+    "lora:1x1x1x1": ("lora:1x2x2x2",),
 }
 
 
