@@ -1,4 +1,4 @@
-"""`python -m tests.learner.sharded_update FILE [KIND:]DATAxFSDPxTENSORxSEQUENCE[xPIECES]...`: updates on meshes; what they gave goes in FILE.
+"""`python -m tests.learner.sharded_update FILE [KIND:]DATAxFSDPxTENSORxSEQUENCE[xPIECES]...`: updates on meshes.
 
 KIND: "lora" for updates of an adapter, "step" for a whole step of learning.
 Devices and processes are as the environment says: XLA_FLAGS, and JAX_COORDINATOR_ADDRESS with its companions.
