@@ -60,8 +60,8 @@ class Size(NamedTuple):
 
 SIZES = {
     "tiny": Size(ModelConfig(64, 32, 1, 2, 1, 16, 64), episodes=3, row=512, dense=2, rounds=1, steps=1),
-    "0.5M": Size(ModelConfig(512, 128, 3, 4, 2, 32, 256), episodes=64, row=768, dense=16, rounds=3, steps=3),
-    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, row=512, dense=8, rounds=2, steps=1),
+    "0.5M": Size(ModelConfig(512, 128, 3, 4, 2, 32, 256), episodes=48, row=768, dense=16, rounds=2, steps=2),
+    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, row=512, dense=8, rounds=2, steps=1, skipped=0),
     # The shape of SmolLM2-135M. One step takes ten seconds.
     "135M": Size(
         ModelConfig(49152, 576, 30, 9, 3, 64, 1536, rope=Rope(theta=1e5), rms_norm_eps=1e-5, qk_norm=False),
@@ -83,12 +83,10 @@ def fastest(kind: str, names: Sequence[str], ours: Callable[[str], Measured], th
     options = {name: ("by_segment",) if name == "flat" else ("sdpa", "eager") for name in names}
     tries = {(name, attention): theirs(f"gradient {kind}-{name} {attention}") for name in names for attention in options[name]}
     check(ours(kind), {", ".join((kind, *key)): found for key, found in tries.items()})
-    theirs(f"train {kind}-{names[0]} sdpa")
-    sides = {"this package": partial(ours, kind)}
-    for name in names:
-        best = min(options[name], key=lambda attention: tries[name, attention].wall)
-        sides[f"PyTorch {name}, {best}"] = partial(theirs, f"train {kind}-{name} {best}")
-    return sides
+    best = {name: min(options[name], key=lambda attention: tries[name, attention].wall) for name in names}
+    theirs(f"train {kind}-{names[-1]} {best[names[-1]]}")
+    sides = {f"PyTorch {name}, {best[name]}": partial(theirs, f"train {kind}-{name} {best[name]}") for name in names}
+    return {"this package": partial(ours, kind), **sides}
 
 
 def race(sides: Mapping[str, Side], tokens: int, size: Size) -> None:
