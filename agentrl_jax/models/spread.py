@@ -6,7 +6,6 @@ sees whole rows of a share of the heads, and the kernel is that of one device. B
 """
 
 from functools import partial
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from jaxtyping import Float, Int
 from agentrl_jax.models.attention import causal_attention
 
 SEQUENCE = "sequence"
-_X = TypeVar("_X", bound=jax.Array)
 
 
 def attention(
@@ -42,7 +40,7 @@ def _over_tokens(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) 
     return swap(mixed, split_axis=1, concat_axis=2)
 
 
-def share(x: _X, parts: int) -> _X:
+def share(x: jax.Array, parts: int) -> jax.Array:
     """This device's part of the columns [B, T], of so many along `sequence`."""
     if parts == 1:
         return x
