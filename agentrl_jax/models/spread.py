@@ -36,8 +36,8 @@ def _over_tokens(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) 
     if segments.shape[1] == q.shape[1]:
         return causal_attention(q, k, v, segments)
     swap = partial(jax.lax.all_to_all, axis_name=SEQUENCE, tiled=True)
-    mixed = causal_attention(*(swap(x, split_axis=2, concat_axis=1) for x in (q, k, v)), segments)
-    return swap(mixed, split_axis=1, concat_axis=2)
+    q, k, v = (swap(x, split_axis=2, concat_axis=1) for x in (q, k, v))
+    return swap(causal_attention(q, k, v, segments), split_axis=1, concat_axis=2)
 
 
 def share(x: jax.Array, parts: int) -> jax.Array:
