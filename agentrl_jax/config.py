@@ -40,6 +40,7 @@ __all__ = [
     "SMALL",
     "Compute",
     "ConfigError",
+    "Critic",
     "Evaluate",
     "Experiment",
     "Limits",
@@ -66,6 +67,8 @@ def _check(record: Any, *, positive: tuple[str, ...] = (), not_negative: tuple[s
     for name in (f.name for f in fields(record)):
         value = getattr(record, name)
         _require(accepts(hints[name], value), f"{prefix}{name} must be {expected(hints[name])}, got {value!r}")
+        if value is None:
+            continue
         # Written so that NaN fails.
         _require(name not in positive or 0 < value < math.inf, f"{prefix}{name} must be above 0 and finite, got {value}")
         _require(name not in not_negative or 0 <= value < math.inf, f"{prefix}{name} must be 0 or more and finite, got {value}")
@@ -242,6 +245,32 @@ class Mesh:
 
 
 @dataclass(frozen=True)
+class Critic:
+    """A value head (`models.heads`), trained in the minibatches of the policy, for credit rules that need values.
+
+    Its optimizer is that of the policy, but for the learning rate.
+
+    trunk:         "separate": a decoder of its own, from the policy's first weights (with `lora` an adapter of its own); "shared": the
+                   policy's, so that value and policy are trained into the same weights
+    learning_rate: peak; of the head alone where the trunk is shared
+    coefficient:   share of the value loss's gradient that reaches a shared trunk; 0: the head reads states that only the policy makes
+    clip:          half width of the interval around the values before the step that the loss holds values in; None: not held
+    huber:         error from which the loss grows linearly; None: squared everywhere
+    warmup:        updates of the critic before the policy begins to move
+    """
+
+    trunk: Literal["separate", "shared"] = "separate"
+    learning_rate: float = 1e-3
+    coefficient: float = 0.1
+    clip: float | None = None
+    huber: float | None = None
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("learning_rate", "clip", "huber"), not_negative=("coefficient", "warmup"))
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Evaluation on tasks that are never trained on: one episode each.
 
@@ -275,6 +304,7 @@ class Experiment:
     compute:     `models.decoder.Compute`: type that the trainer's matmuls are in, and whether layers are computed again for the gradient
     mesh:        how the learner's devices share rows, weights and moments
     reference:   "held": the loss is given log-probs of the policy that the run started from; "offloaded": and its weights wait on the host
+    critic:      estimates the values that rules of `credit.critic` need; None: no values
     lora:        trains adapters of the policy's weights instead of them; None: all weights
     rewrite:     `(Batch, log-probs under the collecting weights) -> Batch`, before credit, see `selection`
     components:  named parts of the reward that credit rules are given
@@ -301,6 +331,7 @@ class Experiment:
     compute: Compute = FLOAT32
     mesh: Mesh = Mesh()
     reference: Literal["none", "held", "offloaded"] = "none"
+    critic: Critic | None = None
     lora: Lora | None = None
     rewrite: Callable[..., Any] | None = None
     components: tuple[str, ...] = ()
@@ -349,6 +380,15 @@ class Experiment:
             self.optimizer.minibatches <= episodes,
             f"optimizer.minibatches={self.optimizer.minibatches} must not exceed rollout.groups x rollout.group_size = {episodes} episodes",
         )
+        _require(
+            self.critic is None or self.critic.warmup < self.updates,
+            f"critic.warmup must be below steps x optimizer.minibatches = {self.updates} updates, or the policy never moves",
+        )
+
+    @property
+    def updates(self) -> int:
+        """Of the whole run."""
+        return self.steps * self.optimizer.minibatches
 
     @property
     def folder(self) -> Path:

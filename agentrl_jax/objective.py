@@ -35,6 +35,8 @@ class Signals:
     proximal:   log-probs under the weights before the update
     weight:     from the correction; multiplies the policy's part of the loss
     counted:    from the correction: tokens that are in the loss and in its denominators
+    values:     critic's value of the state before each token, before the update
+    returns:    from the credit rule: what the critic should say there
     """
 
     advantages: Float[Array, "B T"]
@@ -42,6 +44,8 @@ class Signals:
     proximal: Float[Array, "B T"] | None = None
     weight: Float[Array, "B T"] | None = None
     counted: Bool[Array, "B T"] | None = None
+    values: Float[Array, "B T"] | None = None
+    returns: Float[Array, "B T"] | None = None
 
 
 @jax.tree_util.register_dataclass

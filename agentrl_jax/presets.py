@@ -4,7 +4,7 @@
     experiment = Experiment(name=..., environment=..., expert=..., **presets.gigpo_paper())
 
 Each says what it takes from where. Sizes, learning rates and schedules are the experiment's. Where paper and public code differ, both
-are here under their own names. Rules with a critic need `Estimates.values`.
+are here under their own names.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict
 
 from agentrl_jax import correction, credit, objective, selection
-from agentrl_jax.config import Limits
+from agentrl_jax.config import Critic, Limits
 from agentrl_jax.kernels import policy_loss, sequence_loss
 from agentrl_jax.kernels.reduce import Reduction
 
@@ -28,6 +28,7 @@ class Recipe(TypedDict, total=False):
     correction: Callable[..., Any] | None
     rewrite: Callable[..., Any] | None
     limits: Limits
+    critic: Critic
 
 
 # --- one reward per episode -----------------------------------------------------------------------------------------------------
@@ -202,10 +203,11 @@ def topr() -> Recipe:
 
 
 def search_r1_ppo() -> Recipe:
-    """Search-R1's PPO (https://arxiv.org/abs/2503.09516): gamma and lambda 1, KL 0.001, tool output masked out of the loss. Its public
-    code lets the advantage run through tool output; here it does not."""
+    """Search-R1's PPO (https://arxiv.org/abs/2503.09516): gamma and lambda 1, KL 0.001, tool output masked out of the loss, values
+    held within 0.5 (verl's default). Its public code lets the advantage run through tool output; here it does not."""
     loss = partial(objective.ppo, kl=0.001, kl_estimator="k3")
-    return {"advantage": partial(credit.gae, normalise=True), "loss": loss, "reduction": "token", "reference": "held"}
+    advantage = partial(credit.gae, normalise=True)
+    return {"advantage": advantage, "loss": loss, "reduction": "token", "reference": "held", "critic": Critic(clip=0.5)}
 
 
 def sao(*, low: float = 0.3, high: float = 5.0) -> Recipe:
@@ -213,9 +215,9 @@ def sao(*, low: float = 0.3, high: float = 5.0) -> Recipe:
     targets with lambda 1, double-sided mask (0.3/5.0 with tools, 0.8/3.0 for code)."""
     term = partial(policy_loss.dis, min_ratio=1.0 - low, max_ratio=1.0 + high)
     advantage = partial(credit.gae, adaptive=1.5, value_lam=1.0)
-    return {"advantage": advantage, "loss": partial(objective.policy, term=term), "reduction": "token"}
+    return {"advantage": advantage, "loss": partial(objective.policy, term=term), "reduction": "token", "critic": Critic()}
 
 
 def ragen_bi_level() -> Recipe:
     """RAGEN's bi-level GAE (https://arxiv.org/abs/2504.20073 and its public code): turns with gamma 0.95, tokens inside a turn with 1."""
-    return {"advantage": credit.bi_level_gae, "loss": partial(objective.ppo, clip_high=0.28), "reduction": "token"}
+    return {"advantage": credit.bi_level_gae, "loss": partial(objective.ppo, clip_high=0.28), "reduction": "token", "critic": Critic()}

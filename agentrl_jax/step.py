@@ -2,20 +2,23 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from agentrl_jax.config import ConfigError, Experiment
-from agentrl_jax.data.batch import Tokens
+from agentrl_jax.credit import Estimates, actions
+from agentrl_jax.data.batch import Batch, Tokens, trained
 from agentrl_jax.data.collate import Shape, collate, minibatch_rows, unpack
 from agentrl_jax.data.episode import Episode
 from agentrl_jax.inference.runner import Stats
+from agentrl_jax.kernels import diagnostics
+from agentrl_jax.learner.critic import CriticLearner
 from agentrl_jax.learner.optimizer import make_optimizer
 from agentrl_jax.learner.reference import Reference
 from agentrl_jax.learner.update import Learner, TrainState
@@ -23,6 +26,7 @@ from agentrl_jax.models.decoder import ModelConfig, Params
 from agentrl_jax.models.lora import Trained
 from agentrl_jax.models.lora import init as init_adapter
 from agentrl_jax.models.sharding import make_mesh, row_parts
+from agentrl_jax.objective import Signals
 
 CreditOf = dict[str, tuple[NDArray[np.float32], ...]]
 """Advantage of every token, by episode and segment."""
@@ -38,7 +42,7 @@ def mesh_of(experiment: Experiment) -> Mesh:
 
 def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
     """The learner of an experiment's whole run. Raises ConfigError where the mesh does not fit the devices or the model."""
-    settings, mesh = experiment.optimizer, experiment.mesh
+    settings, critic, mesh = experiment.optimizer, experiment.critic, experiment.mesh
     if model.num_kv_heads % (mesh.tensor * mesh.sequence):
         raise ConfigError(
             f"mesh.tensor={mesh.tensor} x mesh.sequence={mesh.sequence} must divide the {model.num_kv_heads} key-value heads of the model: "
@@ -46,9 +50,11 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
         )
     if experiment.row_length % mesh.sequence:
         raise ConfigError(f"mesh.sequence={mesh.sequence} must divide row_length={experiment.row_length}")
+    if critic and mesh.sequence > 1:
+        raise ConfigError(f"critic: its values are not split along a sequence yet; set mesh.sequence=1, got {mesh.sequence}")
     return Learner(
         model,
-        make_optimizer(settings, experiment.steps * settings.minibatches),
+        make_optimizer(settings, experiment.updates - (critic.warmup if critic else 0)),
         experiment.advantage,
         experiment.loss,
         experiment.reduction,
@@ -56,8 +62,30 @@ def learner_of(experiment: Experiment, model: ModelConfig) -> Learner:
         experiment.correction,
         experiment.horizon,
         experiment.compute,
+        CriticLearner(critic, make_optimizer(replace(settings, learning_rate=critic.learning_rate), experiment.updates))
+        if critic
+        else None,
         mesh_of(experiment),
     )
+
+
+def check_credit(experiment: Experiment) -> None:
+    """Raises ConfigError where the credit rule needs what the run does not estimate, or has no returns for the critic to learn.
+
+    The rule is traced with empty arrays; nothing is computed.
+    """
+    shape = first_shape(experiment)
+    host, _ = collate([], row_length=experiment.row_length, components=experiment.components, at_least=shape)
+    tokens, per_episode = jnp.zeros(host.tokens.ids.shape), jnp.zeros(host.episodes.group.shape)
+    estimates = Estimates(reference=None if experiment.reference == "none" else tokens, proximal=tokens)
+    if experiment.critic:
+        estimates = replace(estimates, values=tokens, bootstrap=per_episode)
+    try:
+        found = jax.eval_shape(experiment.advantage, host, estimates)
+    except ValueError as error:
+        raise ConfigError(f"advantage: {error}") from error
+    if experiment.critic and found.returns is None:
+        raise ConfigError("critic: the rule of `advantage` gives no returns to learn from; choose one of credit.critic, or critic=none")
 
 
 def trained_of(experiment: Experiment, params: Params) -> Trained:
@@ -105,21 +133,24 @@ def learn(
         at_least=shape,
     )
     parts = minibatch_rows(host, settings.minibatches, seed=(experiment.seed << 24) + step)
-    batch, rows = learner.place((host, list(parts)))
+    batch, rows, now = learner.place((host, list(parts), np.int32(step)))
     with jax.transfer_guard("disallow"):
         proximal = learner.logprobs(state.params, batch.tokens, base)
         differences = difference(proximal, batch.tokens)
         if experiment.rewrite is not None:
             batch = experiment.rewrite(batch, lambda tokens: learner.logprobs(state.params, tokens, base))
-        signals = learner.signals(batch, proximal, reference(batch.tokens) if reference else None)
+        estimated = learner.values(state, batch, base)
+        signals = learner.signals(batch, proximal, reference(batch.tokens) if reference else None, estimated)
+        before = diagnose(batch, signals, now)
         found = []
         for part in rows:
             state, metrics = learner.update(state, batch, signals, part, base)
             found.append(metrics)
-        fetched = learner.whole((signals.advantages, found, differences))
-    advantages, found, differences = jax.device_get(fetched)
+        fetched = learner.whole((signals.advantages, before, found, differences))
+    advantages, before, found, differences = jax.device_get(fetched)
     values = {f"train/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
     values |= {f"train/{name}": float(value) for name, value in differences.items()}
+    values |= {name: float(value) for name, value in before.items()}
     values["rollout/degenerate_groups"] = degenerate(episodes)
     credit = {episode.id: segments for episode, segments in zip(episodes, unpack(np.asarray(advantages), packing), strict=True) if segments}
     return state, packing.shape, values, credit
@@ -131,6 +162,28 @@ def difference(trainer: Float[Array, "B T"], tokens: Tokens) -> dict[str, Float[
     apart = jnp.where(tokens.mask, jnp.abs(trainer - tokens.logprob), 0.0)
     count = jnp.maximum(jnp.sum(tokens.mask), 1).astype(jnp.float32)
     return {"logprob_difference": jnp.sum(apart) / count, "logprob_difference_max": jnp.max(apart)}
+
+
+@jax.jit
+def diagnose(batch: Batch, signals: Signals, now: Int[Array, ""]) -> dict[str, Float[Array, ""]]:
+    """What the tokens in the loss are like before the update to version `now` + 1 of the weights."""
+    tokens, table = batch.tokens, batch.episodes
+    mask = trained(tokens, table)
+    advantage = diagnostics.summary(signals.advantages, mask)
+    lag = diagnostics.summary(diagnostics.policy_lag(tokens.version, now).astype(jnp.float32), mask)
+    found = {
+        "train/advantage_mean": advantage.mean,
+        "train/advantage_std": advantage.std,
+        "rollout/staleness": lag.mean,
+        "rollout/staleness_max": lag.maximum,
+        "rollout/dropped": jnp.sum((actions(batch) > 0) & ~table.in_loss, dtype=jnp.float32),
+        "rollout/repetition": diagnostics.summary(diagnostics.repetition(tokens.ids, mask, tokens.segment), mask).mean,
+    }
+    if signals.weight is not None:
+        found["train/effective_sample_size"] = diagnostics.effective_sample_size(signals.weight, mask)
+    if signals.values is not None and signals.returns is not None:
+        found["train/explained_variance"] = diagnostics.explained_variance(signals.values, signals.returns, mask)
+    return found
 
 
 def degenerate(episodes: Sequence[Episode]) -> float:

@@ -34,12 +34,13 @@ from agentrl_jax.report.score import table
 from agentrl_jax.report.summary import summarise
 from agentrl_jax.rollout.collector import collect, plan
 from agentrl_jax.runs import AFTER, BEFORE, claim, read_score, reported, write_score
-from agentrl_jax.step import Clock, first_shape, learn, learner_of, mesh_of, trained_of
+from agentrl_jax.step import Clock, check_credit, first_shape, learn, learner_of, mesh_of, trained_of
 
 
 async def train(experiment: Experiment) -> Path:
     """Run the experiment from where its folder stands to its last step. Returns the folder."""
     folder = experiment.folder
+    check_credit(experiment)
     claim(folder, experiment)
     async with AsyncExitStack() as stack:
         stack.enter_context(library_chatter_to(folder / "train.log"))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.kernels.logprob import token_logprobs
-from agentrl_jax.learner.update import LOGITS
+from agentrl_jax.learner.forward import LOGITS
 
 
 def main(tokens: int = 8192, vocabulary: int = 151_936, width: int = 64) -> None:

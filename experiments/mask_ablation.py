@@ -29,7 +29,7 @@ from agentrl_jax.data.collate import collate
 from agentrl_jax.data.episode import Author
 from agentrl_jax.data.store import read
 from agentrl_jax.kernels.reduce import token_weights
-from agentrl_jax.learner.update import token_logprobs_of
+from agentrl_jax.learner.forward import token_logprobs_of
 from agentrl_jax.models.decoder import Params
 from agentrl_jax.models.policy import Policy
 from agentrl_jax.models.sharding import split_cpu

@@ -8,7 +8,7 @@ Not counted: XLA's buffers within one operation.
 
 import argparse
 
-from agentrl_jax.learner.update import LOGITS
+from agentrl_jax.learner.forward import LOGITS
 from agentrl_jax.models.decoder import ModelConfig
 
 GIB = 2**30

@@ -14,6 +14,7 @@ from agentrl_jax import config, credit, objective
 from agentrl_jax.config import (
     Compute,
     ConfigError,
+    Critic,
     Evaluate,
     Experiment,
     Limits,
@@ -71,6 +72,10 @@ def spoilt(record: Any, name: str, value: object) -> Any:
         (lambda: Lora(projections=("q_proj", "w")), "lora.projections must be one or more of q_proj, k_proj, v_proj"),
         (lambda: Mesh(fsdp=0), "mesh.fsdp must be above 0"),
         (lambda: Mesh(data=-1), "mesh.data must be above 0, or none for what the others leave, got -1"),
+        (lambda: Critic(trunk="both"), "critic.trunk must be separate | shared, got 'both'"),
+        (lambda: Critic(clip=0.0), "critic.clip must be above 0 and finite, got 0.0"),
+        (lambda: Critic(coefficient=-1.0), "critic.coefficient must be 0 or more and finite"),
+        (lambda: replace(BASE, critic=Critic(warmup=160)), "critic.warmup must be below steps x optimizer.minibatches = 160 updates"),
         (lambda: Evaluate(every=0), "evaluate.every must be above 0"),
         (lambda: replace(BASE, name="a/b"), "name must be a folder name"),
         (lambda: replace(BASE, compute=spoilt(Compute(), "dtype", "bf16")), "compute.dtype must be float32 | bfloat16, got 'bf16'"),

@@ -8,19 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax import credit, objective
-from agentrl_jax.config import Compute, ConfigError, Limits, Lora, Mesh, Optimizer
+from agentrl_jax import credit, objective, presets
+from agentrl_jax.config import Compute, ConfigError, Critic, Limits, Lora, Mesh, Optimizer
 from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.episode import Ending
 from agentrl_jax.inference.runner import Stats
+from agentrl_jax.learner.checkpoint import CheckpointError, Checkpoints
 from agentrl_jax.learner.reference import reference_of
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, init_params
 from agentrl_jax.models.lora import Adapter, whole
 from agentrl_jax.report import metrics
-from agentrl_jax.step import Clock, degenerate, first_shape, learn, learner_of, trained_of
+from agentrl_jax.step import Clock, check_credit, degenerate, first_shape, learn, learner_of, trained_of
 from tests import tiny
 from tests.data.strategies import make_episode
+from tests.test_presets import ARGUMENTS, NAMES
 
 MODEL = ModelConfig(vocab_size=64, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64)
 TWO_HEADS = replace(MODEL, num_kv_heads=2)
@@ -59,6 +61,59 @@ def test_every_metric_is_declared_and_finite():
     assert state.updates == experiment.optimizer.minibatches
     assert values["train/skipped"] == 0
     assert values["train/logprob_difference_max"] >= values["train/logprob_difference"] > 0
+
+
+@pytest.mark.slow
+def test_a_critic_is_measured_and_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path):
+    of = replace(experiment, advantage=credit.gae, critic=Critic(clip=0.2, learning_rate=0.01))
+    learner, state, fixed = start(of)
+    found = []
+    for step in range(3):
+        if step == 2:
+            with Checkpoints(tmp_path) as checkpoints:
+                checkpoints.save(step, state, {})
+        state, _, values, _ = learn(of, learner, state, *fixed, collected(step=step), step, SMALL)
+        found.append(values)
+    for name, value in found[-1].items():
+        metrics.metric(name)
+        assert np.isfinite(value), name
+    assert found[0]["train/explained_variance"] == 0
+    assert found[0]["train/value_loss"] > found[-1]["train/value_loss"] > 0
+    assert found[-1]["train/loss"] == pytest.approx(found[-1]["train/policy_loss"] + found[-1]["train/value_loss"], abs=1e-6)
+
+    with Checkpoints(tmp_path) as checkpoints:
+        _, restored, _ = checkpoints.restore(start(of)[1])
+        # A policy alone does not take it for its own.
+        with pytest.raises(CheckpointError, match=r"critic.* in the checkpoint and None in this experiment"):
+            checkpoints.restore(start()[1])
+    resumed, _, values, _ = learn(of, learner, restored, *fixed, collected(step=2), 2, SMALL)
+    assert_same_bits(resumed, state)
+    assert values == found[-1]
+
+
+def test_credit_that_has_no_use_for_a_critic_or_needs_one_is_refused_before_anything_runs():
+    def refused(message, **change):
+        with pytest.raises(ConfigError, match=message):
+            check_credit(replace(experiment, **change))
+
+    for rule in ("gae", "turn_gae", "bi_level_gae", "v_trace"):
+        refused(rf"advantage: credit.{rule} needs Estimates.values, .*; set critic=Critic\(\)", advantage=getattr(credit, rule))
+    refused("critic: the rule of `advantage` gives no returns", critic=Critic())
+    refused("advantage: credit.remax needs Estimates.greedy_reward", advantage=credit.remax)
+    for name in NAMES:
+        check_credit(replace(experiment, **getattr(presets, name)(**ARGUMENTS.get(name, {}))))
+    check_credit(replace(experiment, advantage=partial(credit.gae, bootstrap=True), critic=Critic(trunk="shared")))
+
+
+def test_what_is_left_out_is_counted():
+    dropping = replace(experiment, limits=Limits(handling="drop"))
+    limited = [replace(episode, ending=Ending.TURN_LIMIT) for episode in collected(2, step=9)]
+    lost = make_episode("lost", group="g0", reward=None, ending=Ending.SANDBOX_FAILED)
+    _, _, values, _ = learned([*collected(version=3), *limited, lost], dropping, step=5)
+    assert values["rollout/dropped"] == 2
+    assert (values["rollout/staleness"], values["rollout/staleness_max"]) == (2, 2)
+    assert values["train/advantage_mean"] == pytest.approx(0, abs=0.1)
+    assert values["train/advantage_std"] == pytest.approx(1, abs=0.1)
 
 
 def test_credit_comes_back_by_episode_and_segment():

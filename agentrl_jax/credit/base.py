@@ -11,6 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 from agentrl_jax.data.batch import Batch
 from agentrl_jax.kernels.whiten import Divisor, whiten
 
+_CRITIC = "set critic=Critic() in the experiment"
+_REMEDIES = {"values": _CRITIC, "bootstrap": _CRITIC, "reference": "set reference=held in the experiment"}
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Estimates:
         """The named estimate. Raises ValueError where it is missing."""
         found = getattr(self, name)
         if found is None:
-            raise ValueError(f"credit.{rule} needs Estimates.{name}, which nothing in this run makes")
+            remedy = _REMEDIES.get(name, "hand it in from a rule of your own")
+            raise ValueError(f"credit.{rule} needs Estimates.{name}, which nothing in this run makes; {remedy}")
         return found
 
 

@@ -81,3 +81,8 @@ class Batch:
 
     tokens: Tokens
     episodes: Episodes
+
+
+def trained(tokens: Tokens, table: Episodes) -> Bool[jax.Array, "B T"]:
+    """Tokens in the loss: sampled by the policy, and allowed as tokens, as turns and as episodes."""
+    return tokens.mask & tokens.in_loss & table.in_loss[tokens.episode] & table.turn_in_loss[tokens.episode, tokens.turn]

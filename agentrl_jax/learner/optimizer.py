@@ -6,7 +6,6 @@ import jax
 import optax
 
 from agentrl_jax.config import Optimizer
-from agentrl_jax.models.lora import Trained
 
 
 def make_optimizer(settings: Optimizer, updates: int) -> optax.GradientTransformation:
@@ -16,7 +15,7 @@ def make_optimizer(settings: Optimizer, updates: int) -> optax.GradientTransform
     return optax.chain(optax.clip_by_global_norm(settings.clip), adamw)
 
 
-def decays(params: Trained) -> Any:
+def decays(params: Any) -> Any:
     """Which arrays weight decay shrinks, True or False for each: matrices between hidden states, those of an adapter included.
 
     Not the scales of norms and biases, as everywhere; nor embeddings, whose rows would shrink in every update that does not see their

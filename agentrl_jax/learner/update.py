@@ -17,28 +17,29 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.correction import CorrectionFn
 from agentrl_jax.credit import AdvantageFn, Estimates
-from agentrl_jax.data.batch import Batch, Tokens
-from agentrl_jax.kernels.logprob import token_logprobs
+from agentrl_jax.data.batch import Batch, Tokens, trained
 from agentrl_jax.kernels.reduce import Reduction, token_weights
 from agentrl_jax.learner import devices
-from agentrl_jax.models.decoder import FLOAT32, Compute, Decoder, ModelConfig, Params, unembed
-from agentrl_jax.models.lora import Trained, attached, frozen
+from agentrl_jax.learner.critic import CriticLearner, CriticState, CriticWeights, Values, values_of
+from agentrl_jax.learner.forward import hidden_of, logprobs_at, token_logprobs_of
+from agentrl_jax.models.decoder import FLOAT32, Compute, ModelConfig, Params, unembed
+from agentrl_jax.models.heads import values_before, values_behind
+from agentrl_jax.models.lora import Trained, frozen
 from agentrl_jax.models.sharding import ROWS, constrain, everywhere, place, rows_mesh
-from agentrl_jax.models.spread import joined, padded, share
 from agentrl_jax.objective import LossFn, PolicyInputs, Signals
 
-LOGITS = 2048  # tokens whose logits exist at the same time
 _BY_ROW = (Tokens, Signals)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What training changes. params: all weights, or an adapter; updates: optimizer steps done, i32."""
+    """What training changes. params: all weights, or an adapter; updates: optimizer steps done, i32, those of the critic alone too."""
 
     params: Trained
     opt_state: optax.OptState
     updates: Int[Array, ""]
+    critic: CriticState | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Learner:
     correction: what is done about tokens that other weights sampled
     accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient
     compute:    how the decoder computes
+    critic:     for credit rules that need values; trained in the same updates
     mesh:       devices; those along data and fsdp hold and compute a share of the rows each: the rows of a batch must be a multiple of
                 these devices, those of an update a multiple of `accumulate` times these devices
     """
@@ -63,6 +65,7 @@ class Learner:
     correction: CorrectionFn | None = None
     horizon: float | None = None
     compute: Compute = FLOAT32
+    critic: CriticLearner | None = None
     mesh: Mesh = field(default_factory=partial(rows_mesh, 1))
 
     def init(self, params: Trained) -> TrainState:
@@ -73,7 +76,8 @@ class Learner:
     def _first(self, params: Trained) -> TrainState:
         """In a jit, so that no device ever holds whole moments."""
         copied: Any = jax.tree.map(jnp.copy, params)
-        return constrain(self.mesh, TrainState(copied, self.optimizer.init(copied), jnp.int32(0)))
+        critic = self.critic.init(self.model.hidden_size, params) if self.critic else None
+        return constrain(self.mesh, TrainState(copied, self.optimizer.init(copied), jnp.int32(0), critic))
 
     def place(self, tree: Any) -> Any:
         """What the other methods take: weights and moments split as `models.sharding` says, tokens and signals by rows, all else whole.
@@ -93,14 +97,33 @@ class Learner:
         return devices.on_rows(self.mesh, self._logprobs, (params, base), tokens, out=lambda _: PartitionSpec(ROWS))
 
     @partial(jax.jit, static_argnums=0)
-    def signals(self, batch: Batch, proximal: Float[Array, "B T"] | None = None, reference: Float[Array, "B T"] | None = None) -> Signals:
+    def values(self, state: TrainState, batch: Batch, base: Params | None = None) -> Values | None:
+        """What the critic says of the states of a batch; None without a critic."""
+        if state.critic is None:
+            return None
+        weights = state.critic.weights
+        trunk = state.params if weights.trunk is None else weights.trunk
+        of_critic = weights.head, trunk, base
+        return values_of(devices.on_rows(self.mesh, self._behind, of_critic, batch.tokens, out=lambda _: PartitionSpec(ROWS)), batch)
+
+    @partial(jax.jit, static_argnums=0)
+    def signals(
+        self,
+        batch: Batch,
+        proximal: Float[Array, "B T"] | None = None,
+        reference: Float[Array, "B T"] | None = None,
+        values: Values | None = None,
+    ) -> Signals:
         """Credit and correction of the whole batch. proximal: log-probs under the weights before the update, needed by a correction."""
-        advantages = self.advantage(batch, Estimates(reference=reference, proximal=proximal)).advantages
-        found = Signals(advantages, reference, proximal)
+        before, at_end = values or (None, None)
+        credit = self.advantage(batch, Estimates(reference, proximal, before, at_end))
+        if self.critic and (before is None or credit.returns is None):
+            raise ValueError("a critic needs its values before the update, and a credit rule that gives it returns")
+        found = Signals(credit.advantages, reference, proximal, values=before, returns=credit.returns)
         if self.correction is not None:
             if proximal is None:
                 raise ValueError("a correction needs the log-probs under the weights before the update")
-            corrected = self.correction(batch.tokens, proximal, advantages)
+            corrected = self.correction(batch.tokens, proximal, credit.advantages)
             found = replace(found, weight=corrected.weight, counted=corrected.counted)
         return constrain(self.mesh, found, _BY_ROW)
 
@@ -119,13 +142,14 @@ class Learner:
         """
         tokens, signals = constrain(self.mesh, jax.tree.map(lambda x: x[rows], (batch.tokens, signals)), _BY_ROW)
         table = batch.episodes
-        mask = tokens.mask & tokens.in_loss & table.in_loss[tokens.episode] & table.turn_in_loss[tokens.episode, tokens.turn]
+        mask = trained(tokens, table)
         mask = mask if signals.counted is None else mask & signals.counted
         weights = token_weights(mask, tokens.episode, table.group, reduction=self.reduction, horizon=self.horizon)
+        changing = state.params, state.critic and state.critic.weights
         (loss, metrics), gradient = devices.on_rows(
             self.mesh,
             self._gradient,
-            (state.params, base),
+            (changing, base),
             tokens,
             signals,
             mask,
@@ -133,17 +157,21 @@ class Learner:
             out=lambda split: (PartitionSpec(), split[0]),
         )
 
-        norm = optax.tree.norm(gradient)
+        of_policy, of_critic = gradient
         params: Any = state.params
-        change, opt_state = self.optimizer.update(gradient, state.opt_state, params)
-        params = optax.apply_updates(params, change)
-        stepped = TrainState(params, opt_state, state.updates + 1)
-        good = jnp.any(mask) & jnp.isfinite(norm)
-        state = constrain(self.mesh, jax.tree.map(lambda new, old: jnp.where(good, new, old), stepped, state))
+        change, opt_state = self.optimizer.update(of_policy, state.opt_state, params)
+        good = moves = jnp.any(mask) & jnp.isfinite(optax.tree.norm(gradient))
+        critic = state.critic
+        if self.critic and critic:
+            moves = good & (state.updates >= self.critic.settings.warmup)
+            critic = _where(good, self.critic.stepped(critic, of_critic), critic)
+            metrics |= {"value_gradient_norm": optax.tree.norm(of_critic)}
+        params, opt_state = _where(moves, (optax.apply_updates(params, change), opt_state), (params, state.opt_state))
+        state = constrain(self.mesh, TrainState(params, opt_state, state.updates + good.astype(jnp.int32), critic))
         return state, metrics | {
             "loss": loss,
-            "gradient_norm": norm,
-            "update_norm": optax.tree.norm(change),
+            "gradient_norm": optax.tree.norm(of_policy),
+            "update_norm": jnp.where(moves, optax.tree.norm(change), 0.0),
             "tokens": jnp.sum(mask).astype(jnp.float32),
             "skipped": 1.0 - good.astype(jnp.float32),
         }
@@ -152,13 +180,17 @@ class Learner:
         params, base = devices.gathered(both, split)
         return token_logprobs_of(self.model, params, tokens, base, self.compute, self.mesh.shape["sequence"])[0]
 
-    def _gradient(self, split: Any, both: tuple[Trained, Params | None], *rows: Any) -> Any:
+    def _behind(self, split: Any, of_critic: Any, tokens: Tokens) -> Float[Array, "b T"]:
+        head, trunk, base = devices.gathered(of_critic, split)
+        return values_behind(head, hidden_of(self.model, trunk, tokens, base, self.compute, self.mesh.shape["sequence"]))
+
+    def _gradient(self, split: Any, both: tuple[Any, Params | None], *rows: Any) -> Any:
         """((loss, metrics), gradient), summed over the pieces of a device's rows and over the devices."""
         pieces = jax.tree.map(lambda x: x.reshape(self.accumulate, -1, *x.shape[1:]), rows)
 
-        def loss(params: Any, *piece: Any) -> Any:
-            params, base = devices.gathered((params, both[1]), split)
-            return _weighted_loss(self, params, *piece, base=base)
+        def loss(changing: Any, *piece: Any) -> Any:
+            changing, base = devices.gathered((changing, both[1]), split)
+            return _weighted_loss(self, changing, *piece, base=base)
 
         gradient_of = jax.value_and_grad(loss, has_aux=True)
 
@@ -174,52 +206,33 @@ class Learner:
 
 def _weighted_loss(
     learner: Learner,
-    params: Trained,
+    changing: tuple[Trained, CriticWeights | None],
     tokens: Tokens,
     signals: Signals,
     mask: Bool[Array, "b T"],
     weights: Float[Array, "b T"],
     base: Params | None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """Of the policy, plus that of the critic: no weight gets a gradient that is not its own."""
+
     parts = learner.mesh.shape["sequence"]
-    new, entropy = token_logprobs_of(learner.model, params, tokens, base, learner.compute, parts)
-    per_token = learner.loss(PolicyInputs(new, entropy, tokens.logprob, signals, mask, tokens.segment, tokens.turn))
 
     def total(x: Float[Array, "b T"]) -> Float[Array, ""]:
         return jnp.sum(jnp.where(mask, weights * x, 0.0)) / parts  # each of them sums the same
 
-    return total(per_token.loss), {name: total(x) for name, x in per_token.metrics.items()}
+    params, critic = changing
+    states_of = partial(hidden_of, learner.model, tokens=tokens, base=base, compute=learner.compute, parts=parts)
+    hidden = states_of(params)
+    logprob, entropy = logprobs_at(hidden, unembed(frozen(params, base)), tokens, parts)
+    found = learner.loss(PolicyInputs(logprob, entropy, tokens.logprob, signals, mask, tokens.segment, tokens.turn))
+    loss, metrics = total(found.loss), {name: total(x) for name, x in found.metrics.items()}
+    if critic is None or learner.critic is None:
+        return loss, metrics
+    read = learner.critic.shared(hidden) if critic.trunk is None else states_of(critic.trunk)
+    of_values = learner.critic.loss(values_before(values_behind(critic.head, read), tokens.position), signals, mask)
+    metrics |= {"policy_loss": loss} | {name: total(x) for name, x in of_values.metrics.items()}
+    return loss + total(of_values.loss), metrics
 
 
-def token_logprobs_of(
-    model: ModelConfig, trained: Trained, tokens: Tokens, base: Params | None = None, compute: Compute = FLOAT32, parts: int = 1
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Log-prob of each token of `predict` given those before it in its segment, and the entropy there; 0 elsewhere.
-
-    Logits are made at these positions alone and for `LOGITS` tokens at a time.
-
-    parts: devices along the axis `sequence` of the mesh that this runs under; each does as much of the layers' tokens and of the logits
-    """
-    params = frozen(trained, base)
-    with attached(trained):
-        ids, position = (share(x, parts) for x in (tokens.ids, tokens.position))
-        hidden = Decoder(model, compute).apply({"params": params}, ids, position, tokens.segment)
-    assert isinstance(hidden, jax.Array)
-    hidden, width = joined(hidden, parts), tokens.ids.shape[1]
-    all_of_them = padded(tokens.predict, parts, width)
-    predict = share(all_of_them, parts)
-    at = jnp.minimum(predict, width - 1)
-
-    def pick(x: Float[Array, "B T"] | Int[Array, "B T"]) -> Array:
-        return jnp.take_along_axis(x, at, axis=1)
-
-    before = jnp.take_along_axis(hidden, jnp.maximum(at - 1, 0)[..., None], axis=1)
-    targets = jnp.where((predict < width) & (pick(tokens.position) > 0), pick(tokens.ids), -1)
-    found = token_logprobs(
-        before.reshape(-1, before.shape[-1]), unembed(params), targets.ravel(), pick(tokens.temperature).ravel(), chunk=LOGITS
-    )
-    row = jnp.arange(len(at), dtype=jnp.int32)[:, None]
-    laid = (joined(x.reshape(at.shape), parts) for x in found)
-    # Filler of `predict` points past the row and is dropped.
-    logprob, entropy = (jnp.zeros(tokens.ids.shape).at[row, all_of_them].set(x, mode="drop") for x in laid)
-    return logprob, entropy
+def _where(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)

@@ -39,6 +39,7 @@ CHARTS = (
     Chart("Success", ("rollout/success", "eval/success")),
     Chart("Reward", ("rollout/reward", "eval/reward")),
     Chart("Entropy", ("train/entropy",)),
+    Chart("Returns explained by the critic", ("train/explained_variance",)),
     Chart("KL divergence", ("train/kl", "train/kl_reference")),
     Chart("Gradient norm", ("train/gradient_norm",), log=True),
     Chart("Importance ratio", ("train/ratio", "train/ratio_max")),
