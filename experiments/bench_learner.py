@@ -14,7 +14,7 @@ slow down the other. Counted are real tokens per second, context and action. Bef
 gradient norms, before and after a step. Run nothing else.
 
 logprob: log-prob and gradient of 8,192 tokens over 151,936 words, against all logits at once: see `bench_logprob`.
---torch names a Python with torch and transformers, default this one. Six minutes.
+--torch names a Python with torch and transformers, default this one. Ten minutes.
 """
 
 import argparse
