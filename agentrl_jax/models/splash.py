@@ -1,12 +1,11 @@
 """Causal attention inside segments on TPUs, by JAX's splash attention: FlashAttention in Pallas that skips what the mask hides."""
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Float, Int
 
 LANES = 128
@@ -23,21 +22,8 @@ def splash_attention(
 ) -> Float[jax.Array, "B T H d"]:
     """softmax(q kᵀ) v over the keys at or before the query that have its segment number; `q` comes scaled.
 
-    XLA cannot split a kernel: over the axes of the mesh that are left to it, heads are split here, and must divide.
-
     interpret: run on any device, slowly: for tests
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    left = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto and mesh.shape[axis] > 1}
-    if not left:
-        return _of_device(q, k, v, segments, interpret)
-    heads = PartitionSpec(None, None, tuple(left))
-    specs = (heads, heads, heads, PartitionSpec())
-    split = jax.shard_map(partial(_of_device, interpret=interpret), axis_names=left, in_specs=specs, out_specs=heads, check_vma=False)
-    return split(q, k, v, segments)
-
-
-def _of_device(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, interpret: bool) -> jax.Array:
     kernel = _kernel(q.shape[1], q.shape[2], interpret)
 
     def row(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:

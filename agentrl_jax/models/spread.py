@@ -18,26 +18,30 @@ SEQUENCE = "sequence"
 
 
 def attention(
-    q: Float[jax.Array, "B t H d"], k: Float[jax.Array, "B t KV d"], v: Float[jax.Array, "B t KV d"], segments: Int[jax.Array, "B T"]
+    q: Float[jax.Array, "B t H d"],
+    k: Float[jax.Array, "B t KV d"],
+    v: Float[jax.Array, "B t KV d"],
+    segments: Int[jax.Array, "B T"],
+    platform: str | None = None,
 ) -> Float[jax.Array, "B t H d"]:
     """`causal_attention`, over the devices of the mesh that it is called under, if any. segments: of whole rows, T = t x `sequence`."""
-    mesh = jax.sharding.get_abstract_mesh()
+    mesh, of_device = jax.sharding.get_abstract_mesh(), partial(_over_tokens, platform=platform)
     if mesh.shape.get("tensor", 1) == 1:
-        return _over_tokens(q, k, v, segments)
+        return of_device(q, k, v, segments)
     # Else XLA's partitioner would have to see through a kernel, and would give every device all heads.
     heads = PartitionSpec(None, None, "tensor")
     over_heads = jax.shard_map(
-        _over_tokens, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, axis_names={"tensor"}, check_vma=False
+        of_device, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, axis_names={"tensor"}, check_vma=False
     )
     return over_heads(q, k, v, segments)
 
 
-def _over_tokens(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+def _over_tokens(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, platform: str | None) -> jax.Array:
     if segments.shape[1] == q.shape[1]:
-        return causal_attention(q, k, v, segments)
+        return causal_attention(q, k, v, segments, platform)
     swap = partial(jax.lax.all_to_all, axis_name=SEQUENCE, tiled=True)
     q, k, v = (swap(x, split_axis=2, concat_axis=1) for x in (q, k, v))
-    return swap(causal_attention(q, k, v, segments), split_axis=1, concat_axis=2)
+    return swap(causal_attention(q, k, v, segments, platform), split_axis=1, concat_axis=2)
 
 
 def share(x: jax.Array, parts: int) -> jax.Array:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from agentrl_jax.models.attention import causal_attention, form_of, fused_attention
+from agentrl_jax.models.attention import form_of, fused_attention
 from agentrl_jax.models.splash import splash_attention
+from agentrl_jax.models.spread import attention
 from tests.models.test_blockwise import inputs, plain, segments_of
 
 
@@ -51,7 +52,7 @@ def test_every_form_is_the_plain_formula(form):
 
 
 def gradient(platform, q, k, v, segments):
-    return jax.grad(lambda *x: causal_attention(*x, segments, platform).astype(jnp.float32).sum(), (0, 1, 2))(q, k, v)
+    return jax.grad(lambda *x: attention(*x, segments, platform).astype(jnp.float32).sum(), (0, 1, 2))(q, k, v)
 
 
 def program(function, platform):
