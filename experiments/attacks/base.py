@@ -21,12 +21,14 @@ class Way:
     off:    names of the defences each of which stops it: with these off, and no others, it is paid
     hole:   nothing stops it there, and why
     weaken: makes the task one that gives itself away, where what stops the attack is how tasks are made, not how they are scored
+    tries:  more than one for a race with the judge, which an attacker may lose: it works if one of them is paid
     """
 
     script: Script
     off: tuple[str, ...] = ()
     hole: str = ""
     weaken: Callable[[Task], Task] | None = None
+    tries: int = 1
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,9 @@ async def attempt(attack: Attack, target: Target, backend: Backend, *, thorough:
         return Trial(attack.name, target.name, on, None, faults)
     weak = way.weaken(target.task) if way.weaken else None
     off = await once(way.off, calls, weak)
+    for _ in range(1, way.tries):
+        if off.reward != 1:
+            off = await once(way.off, calls, weak)
     if off.reward != 1:
         faults.append(f"without {', '.join(way.off) or 'a sound task'}: {off}")
     if thorough:
