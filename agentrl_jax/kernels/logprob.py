@@ -1,19 +1,27 @@
 """Log-prob and entropy of given tokens without the [N, V] logits of all of them at once.
 
-Small vocabularies go token by token: chunks of tokens, each with all its logits. Large ones go through the vocabulary instead, all
-tokens at a time: every row of the unembedding's gradient is then written once, not added to by each chunk of tokens, which is what
-token chunks spend their time on. The sums are FlashAttention's (https://arxiv.org/abs/2205.14135, section 3.1): a running maximum, and
-what was summed under the old one rescaled.
+Small vocabularies go token by token: chunks of tokens, each with all its logits. Large ones go through the vocabulary instead, a part
+of it for all tokens at a time: every row of the unembedding's gradient is then written once, not added to by each chunk of tokens,
+which is what token chunks spend their time on. The sums are FlashAttention's (https://arxiv.org/abs/2205.14135, section 3.1): a running
+maximum, and what was summed under the old one rescaled. On CPUs the tokens of a part go in chunks too: logits that stay in the cache
+cost half the time of logits in memory.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
+
+_CPU_TOKENS, _CPU_WORDS = 512, 2048  # 4 MiB of logits
 
 _Results: TypeAlias = tuple[Float[jax.Array, " N"], Float[jax.Array, " N"]]
+_Tokens: TypeAlias = tuple[Float[jax.Array, "C D"], Int[jax.Array, " C"], Float[jax.Array, " C"]]
+_Chunked: TypeAlias = tuple[Float[jax.Array, "K C"], Float[jax.Array, "K C"]]
+_Sums: TypeAlias = tuple[jax.Array, ...]
+_Add: TypeAlias = Callable[[_Sums, Int[jax.Array, ""], Float[jax.Array, "S D"]], _Sums]
 
 
 def token_logprobs(
@@ -27,9 +35,9 @@ def token_logprobs(
 ) -> _Results:
     """log softmax(hidden Wᵀ / temperature)[target] and the entropy of that softmax, both in nats, f32.
 
-    Logits exist for `chunk` tokens at a time where V <= `vocabulary`, else for `vocabulary` entries of all tokens, and are computed
-    again in the backward pass; with one chunk nothing is recomputed. Matmuls are in the type of `hidden` and add up in f32; the gradient of
-    `unembedding` has its own type, so that one in f32 loses nothing to a bfloat16 `hidden`.
+    Logits exist for `chunk` tokens at a time where V <= `vocabulary`, else for at most `vocabulary` entries of all tokens, and are
+    computed again in the backward pass; with one chunk nothing is recomputed. Matmuls are in the type of `hidden` and add up in f32;
+    the gradient of `unembedding` has its own type, so that one in f32 loses nothing to a bfloat16 `hidden`.
 
     targets:     -1 means nothing to predict: both results are 0 and no gradient flows, whatever `hidden` holds there
     temperature: 0 is greedy decoding, whose log-probs are recorded at temperature 1; no gradient flows to it
@@ -38,15 +46,20 @@ def token_logprobs(
     hidden = jnp.where(valid[:, None], hidden, jnp.zeros((), hidden.dtype))
     inverse = jax.lax.stop_gradient(1 / jnp.where(valid & (temperature > 0), temperature, 1))
     if len(unembedding) > vocabulary:
-        found: Any = _by_vocabulary(vocabulary, hidden, unembedding, targets, inverse)
+        logprob, entropy = _by_vocabulary(vocabulary, hidden, unembedding, targets, inverse)
     else:
-        found = _by_tokens(chunk, hidden, unembedding, targets, inverse)
-    logprob, entropy = found
+        logprob, entropy = _by_tokens(chunk, hidden, unembedding, targets, inverse)
     return jnp.where(valid, logprob, 0), jnp.where(valid, entropy, 0)
 
 
-def _logits(hidden: Float[jax.Array, "N D"], unembedding: Float[jax.Array, "V D"], inverse: Float[jax.Array, " N"]) -> jax.Array:
-    return jnp.matmul(hidden, unembedding.astype(hidden.dtype).T, preferred_element_type=jnp.float32) * inverse[:, None]
+def _chunks(size: int, *tokens: Shaped[jax.Array, "N ..."]) -> tuple[Shaped[jax.Array, "K C ..."], ...]:
+    padding = -len(tokens[0]) % size
+    padded = (jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in tokens)
+    return tuple(x.reshape(-1, size, *x.shape[1:]) for x in padded)
+
+
+def _products(hidden: Float[jax.Array, "C D"], rows: Float[jax.Array, "S D"]) -> Float[jax.Array, "C S"]:
+    return jnp.matmul(hidden, rows.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
 
 
 def _by_tokens(chunk: int, hidden: jax.Array, unembedding: jax.Array, targets: jax.Array, inverse: jax.Array) -> _Results:
@@ -54,18 +67,13 @@ def _by_tokens(chunk: int, hidden: jax.Array, unembedding: jax.Array, targets: j
     one = partial(_all_logits, unembedding=unembedding)
     if n <= chunk:
         return one((hidden, targets, inverse))
-    padding = -n % chunk
-    padded = (jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in (hidden, targets, inverse))
-    chunks = tuple(x.reshape(-1, chunk, *x.shape[1:]) for x in padded)
-    logprob, entropy = jax.lax.map(jax.checkpoint(one), chunks)
+    logprob, entropy = jax.lax.map(jax.checkpoint(one), _chunks(chunk, hidden, targets, inverse))
     return logprob.ravel()[:n], entropy.ravel()[:n]
 
 
-def _all_logits(
-    tokens: tuple[Float[jax.Array, "C D"], Int[jax.Array, " C"], Float[jax.Array, " C"]], unembedding: Float[jax.Array, "V D"]
-) -> tuple[Float[jax.Array, " C"], Float[jax.Array, " C"]]:
+def _all_logits(tokens: _Tokens, unembedding: Float[jax.Array, "V D"]) -> tuple[Float[jax.Array, " C"], Float[jax.Array, " C"]]:
     hidden, targets, inverse = tokens
-    logits = _logits(hidden, unembedding, inverse)
+    logits = _products(hidden, unembedding) * inverse[:, None]
     # A comparison instead of a gather: its gradient is elementwise, that of a gather is a scatter.
     is_target = targets[:, None] == jnp.arange(logits.shape[1])[None]
     logits = logits - jax.lax.stop_gradient(logits.max(axis=1, keepdims=True))
@@ -77,72 +85,86 @@ def _all_logits(
     return logprob, entropy
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _by_vocabulary(size: int, hidden: jax.Array, unembedding: jax.Array, targets: jax.Array, inverse: jax.Array) -> _Results:
-    return _forward(size, hidden, unembedding, targets, inverse)[0]
+    n = chunk = len(targets)
+    if jax.default_backend() == "cpu":
+        size, chunk = min(size, _CPU_WORDS), -(-n // -(-n // _CPU_TOKENS))
+    found: Any = _in_parts(size, unembedding, *_chunks(chunk, hidden, targets, inverse))
+    logprob, entropy = found
+    return logprob.ravel()[:n], entropy.ravel()[:n]
 
 
-def _part(
-    first: Int[jax.Array, ""], size: int, unembedding: Float[jax.Array, "V D"]
-) -> tuple[Int[jax.Array, ""], Float[jax.Array, "S D"], Bool[jax.Array, "1 S"]]:
-    """Where the rows `first` .. first + size - 1 are read, those rows, and which count.
+def _each_part(size: int, unembedding: Float[jax.Array, "V D"], add: _Add, sums: _Sums) -> _Sums:
+    """`add` one part of `unembedding` after the other, given the index of its first row. What is left over is a smaller part."""
 
-    The last part begins early where V is no multiple of `size`, and what the part before it had does not count twice.
-    """
-    start = jnp.minimum(first, len(unembedding) - size)
-    rows = jax.lax.dynamic_slice_in_dim(unembedding, start, size)
-    return start, rows, (start + jnp.arange(size) >= first)[None]
+    def part(sums: _Sums, first: Int[jax.Array, ""]) -> tuple[_Sums, None]:
+        return add(sums, first, jax.lax.dynamic_slice_in_dim(unembedding, first, size)), None
+
+    whole = len(unembedding) // size * size
+    sums, _ = jax.lax.scan(part, sums, jnp.arange(0, whole, size))
+    return add(sums, jnp.asarray(whole), unembedding[whole:]) if whole < len(unembedding) else sums
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_parts(size: int, unembedding: jax.Array, hidden: jax.Array, targets: jax.Array, inverse: jax.Array) -> _Chunked:
+    """Logits for `size` rows of the unembedding and one of the K chunks of C tokens at a time."""
+    return _forward(size, unembedding, hidden, targets, inverse)[0]
 
 
 def _forward(
-    size: int, hidden: jax.Array, unembedding: jax.Array, targets: jax.Array, inverse: jax.Array
-) -> tuple[_Results, tuple[jax.Array, ...]]:
-    n = len(targets)
+    size: int, unembedding: jax.Array, hidden: jax.Array, targets: jax.Array, inverse: jax.Array
+) -> tuple[_Chunked, tuple[jax.Array, ...]]:
+    def add(sums: _Sums, first: jax.Array, rows: jax.Array) -> _Sums:
+        def one(chunk: tuple[_Sums, jax.Array, jax.Array, jax.Array]) -> _Sums:
+            (peak, total, weighted, chosen), hidden, targets, inverse = chunk
+            products = _products(hidden, rows)
+            new = jnp.maximum(peak, products.max(axis=1) * inverse)
+            shifted = products * inverse[:, None] - new[:, None]
+            unnormalised = jnp.exp(shifted)
+            shift = peak - new
+            weighted = (weighted + total * shift) * jnp.exp(shift) + (unnormalised * shifted).sum(axis=1)
+            total = total * jnp.exp(shift) + unnormalised.sum(axis=1)
+            at = targets - first
+            found = jnp.take_along_axis(products, jnp.clip(at, 0, len(rows) - 1)[:, None], axis=1)[:, 0] * inverse
+            return new, total, weighted, jnp.where((at >= 0) & (at < len(rows)), found, chosen)
 
-    def add(sums: tuple[jax.Array, ...], first: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
-        peak, total, weighted, chosen = sums
-        start, rows, counts = _part(first, size, unembedding)
-        logits = _logits(hidden, rows, inverse)
-        new = jnp.maximum(peak, jnp.where(counts, logits, -jnp.inf).max(axis=1))
-        shifted = logits - new[:, None]
-        unnormalised = jnp.where(counts, jnp.exp(shifted), 0)
-        shift = peak - new
-        weighted = (weighted + total * shift) * jnp.exp(shift) + jnp.where(counts, unnormalised * shifted, 0).sum(axis=1)
-        total = total * jnp.exp(shift) + unnormalised.sum(axis=1)
-        at = targets - start
-        found = jnp.take_along_axis(logits, jnp.clip(at, 0, size - 1)[:, None], axis=1)[:, 0]
-        return (new, total, weighted, jnp.where((at >= 0) & (at < size), found, chosen)), None
+        return jax.lax.map(one, (sums, hidden, targets, inverse))
 
     # Finite, as 0 * -inf is not 0.
-    zeros = (jnp.full(n, -1e30), jnp.zeros(n), jnp.zeros(n), jnp.zeros(n))
-    (peak, total, weighted, chosen), _ = jax.lax.scan(add, zeros, jnp.arange(0, len(unembedding), size))
+    nothing = (jnp.full(targets.shape, -1e30), *(jnp.zeros(targets.shape) for _ in range(3)))
+    peak, total, weighted, chosen = _each_part(size, unembedding, add, nothing)
     log_total = peak + jnp.log(total)
     entropy = jnp.log(total) - weighted / total
-    return (chosen - log_total, entropy), (hidden, unembedding, targets, inverse, log_total, entropy)
+    return (chosen - log_total, entropy), (unembedding, hidden, targets, inverse, log_total, entropy)
 
 
-def _backward(size: int, saved: tuple[jax.Array, ...], d_results: _Results) -> tuple[jax.Array, jax.Array, None, None]:
+def _backward(size: int, saved: tuple[jax.Array, ...], d_results: _Chunked) -> tuple[jax.Array, jax.Array, None, None]:
     """d logprob / d logits = onehot - p, d entropy / d logits = -p (log p + entropy)."""
-    hidden, unembedding, targets, inverse, log_total, entropy = saved
-    d_logprob, d_entropy = (d[:, None] for d in d_results)
-    # Barriers make the small factor and the small result the ones that are turned; XLA would turn `d_logits`, twice the time on CPUs.
-    columns = jax.lax.optimization_barrier(hidden.T)
+    unembedding, hidden, targets, inverse, log_total, entropy = saved
+    d_logprob, d_entropy = (d * inverse for d in d_results)
+    # Barriers make the small factor and the small result the ones that are turned; XLA would turn `d_products`, twice the time on CPUs.
+    columns = jax.lax.optimization_barrier(hidden.swapaxes(1, 2))
+    chunks = hidden, columns, targets, inverse, log_total, d_logprob, d_logprob + d_entropy * entropy, d_entropy
 
-    def add(sums: tuple[jax.Array, jax.Array], first: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        d_hidden, d_unembedding = sums
-        start, rows, counts = _part(first, size, unembedding)
-        logprobs = _logits(hidden, rows, inverse) - log_total[:, None]
-        is_target = (targets - start)[:, None] == jnp.arange(size)[None]
-        d_logits = jnp.where(is_target, d_logprob, 0) - jnp.exp(logprobs) * (d_logprob + d_entropy * (logprobs + entropy[:, None]))
-        d_logits = jnp.where(counts, d_logits * inverse[:, None], 0).astype(hidden.dtype)
-        d_hidden = d_hidden + jnp.matmul(d_logits, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
-        d_rows = jax.lax.optimization_barrier(jnp.matmul(columns, d_logits, preferred_element_type=unembedding.dtype)).T
-        d_rows = jax.lax.dynamic_slice_in_dim(d_unembedding, start, size) + d_rows
-        return (d_hidden, jax.lax.dynamic_update_slice_in_dim(d_unembedding, d_rows, start, 0)), None
+    def add(sums: _Sums, first: jax.Array, rows: jax.Array) -> _Sums:
+        def one(d_rows: jax.Array, chunk: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[jax.Array, jax.Array]:
+            d_hidden, (hidden, columns, targets, *factors) = chunk
+            inverse, log_total, of_target, of_p, of_p_logp = (x[:, None] for x in factors)
+            logprobs = _products(hidden, rows) * inverse - log_total
+            is_target = (targets - first)[:, None] == jnp.arange(len(rows))[None]
+            d_products = jnp.where(is_target, of_target, 0) - jnp.exp(logprobs) * (of_p + of_p_logp * logprobs)
+            d_products = d_products.astype(hidden.dtype)
+            d_hidden += jnp.matmul(d_products, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
+            return d_rows + jnp.matmul(columns, d_products, preferred_element_type=jnp.float32), d_hidden
 
-    zeros = jnp.zeros(hidden.shape), jnp.zeros_like(unembedding)
-    (d_hidden, d_unembedding), _ = jax.lax.scan(add, zeros, jnp.arange(0, len(unembedding), size))
-    return d_hidden.astype(hidden.dtype), d_unembedding, None, None
+        d_unembedding, d_hidden = sums
+        d_rows, d_hidden = jax.lax.scan(one, jnp.zeros(rows.T.shape), (d_hidden, chunks))
+        d_rows = jax.lax.optimization_barrier(d_rows).T.astype(unembedding.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(d_unembedding, d_rows, first, 0), d_hidden
+
+    nothing = jnp.zeros_like(unembedding), jnp.zeros(hidden.shape)
+    d_unembedding, d_hidden = _each_part(size, unembedding, add, nothing)
+    return d_unembedding, d_hidden.astype(hidden.dtype), None, None
 
 
-_by_vocabulary.defvjp(_forward, _backward)
+_in_parts.defvjp(_forward, _backward)

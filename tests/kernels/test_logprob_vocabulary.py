@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,13 @@ def test_any_parts_are_the_plain_definition(shape, vocabulary, seed):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-5)
 
 
+def test_more_tokens_and_words_than_a_cache_holds():
+    """What a CPU splits once more, with a rest of both."""
+    given = *inputs(601, 4201), *weights(601)
+    for one, other in zip(compiled(*given, chunk=1, vocabulary=4200), plain(*given), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * max(1, np.abs(other).max()))
+
+
 def test_what_has_no_target_may_hold_anything():
     hidden, *rest = inputs(9, 12)
     rest[1][[1, 4]] = -1
@@ -71,19 +79,20 @@ def test_the_parts_may_be_in_any_order_of_size():
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_inputs_sum_in_float32():
+@pytest.mark.parametrize("matrix", [jnp.bfloat16, jnp.float32])
+def test_bfloat16_inputs_sum_in_float32(matrix):
     given = *inputs(9, 1000), *weights(9)
-    rounded = *(jnp.asarray(x, jnp.bfloat16) for x in given[:2]), *given[2:]
+    rounded = jnp.asarray(given[0], jnp.bfloat16), jnp.asarray(given[1], jnp.bfloat16).astype(matrix), *given[2:]
     found = compiled(*rounded, chunk=9, vocabulary=300)
     expected = plain(*(np.asarray(x, np.float32) for x in rounded))
-    assert [x.dtype for x in found] == [jnp.float32, jnp.float32, jnp.bfloat16, jnp.bfloat16]
+    assert [x.dtype for x in found] == [jnp.float32, jnp.float32, jnp.bfloat16, matrix]
     for one, other in zip(found[:2], expected[:2], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
     for one, other in zip(found[2:], expected[2:], strict=True):
         np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=2e-2, atol=2e-2 * np.abs(other).max())
 
 
-def test_a_large_vocabulary_takes_a_sixth_of_the_memory():
+def test_a_large_vocabulary_takes_a_hundredth_of_the_memory():
     """Scratch memory of log-prob and gradient of 8,192 tokens at Qwen3's vocabulary, beside all logits; nothing is run."""
     n, v, d = 8192, 151_936, 64
     f32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -97,4 +106,4 @@ def test_a_large_vocabulary_takes_a_sixth_of_the_memory():
         return jax.jit(jax.grad(loss, (0, 1))).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
     parts, whole = memory(8192), memory(v)
-    assert 6 * parts < whole
+    assert 100 * parts < whole
