@@ -21,7 +21,7 @@ from agentrl_jax.learner.warmstart import imitate
 from agentrl_jax.models.decoder import init_params
 from agentrl_jax.models.hub import model_folder
 from agentrl_jax.models.policy import Policy
-from agentrl_jax.models.pretrained import ShardingFn
+from agentrl_jax.models.pretrained import ShardingFn, on_one_device
 from agentrl_jax.report.progress import Progress
 from agentrl_jax.rollout.collector import plan
 from agentrl_jax.rollout.scripted import demonstrate
@@ -29,6 +29,7 @@ from agentrl_jax.sandbox.protocol import Backend
 from agentrl_jax.step import trained_of
 
 FIRST_TASK = 1 << 40  # demonstrations are of training tasks that no step reaches
+WARM = "warmstart"  # folder of the policy that the warm start ended with
 TEXTS = 400  # tasks whose texts the tokenizer is trained on
 
 
@@ -37,19 +38,25 @@ async def first_policy(experiment: Experiment, backend: Backend, folder: Path, s
 
     sharding: where its weights are to lie
     """
-    target = folder / "warmstart"
-    if target.exists():
-        return Policy.read(target, sharding)
+    if (found := ready_policy(experiment, folder, sharding)) is not None:
+        return found
     if experiment.policy is None:
         params = init_params(experiment.model, jax.random.key(experiment.seed))
         policy = Policy(experiment.model, params, tokenizer_of(experiment))
     else:
-        policy = read_policy(experiment, experiment.policy, sharding)
-        if not experiment.warmstart.named:
-            return policy
+        policy = read_policy(experiment, experiment.policy, on_one_device)
     policy = await warm_start(experiment, policy, backend, folder)
-    policy.write(target, context_limit=experiment.rollout.context)
-    return Policy.read(target, sharding)
+    policy.write(folder / WARM, context_limit=experiment.rollout.context)
+    return Policy.read(folder / WARM, sharding)
+
+
+def ready_policy(experiment: Experiment, folder: Path, sharding: ShardingFn) -> Policy | None:
+    """`first_policy` where nothing has to be taught for it, or has been already; else None."""
+    if (folder / WARM).exists():
+        return Policy.read(folder / WARM, sharding)
+    if experiment.policy is None or experiment.warmstart.named:
+        return None
+    return read_policy(experiment, experiment.policy, sharding)
 
 
 def read_policy(experiment: Experiment, name: str, sharding: ShardingFn) -> Policy:

@@ -4,6 +4,8 @@
 
 Everything is written to `runs/NAME`. Ctrl-C stops cleanly; the same command goes on, and with the embedded parts the run is bit for
 bit the one that was never stopped.
+
+Several processes, each started with this command, train together (docs/scaling.md): the first does all of this, the others learn with it.
 """
 
 import asyncio
@@ -16,13 +18,10 @@ from pathlib import Path
 
 from agentrl_jax import config
 from agentrl_jax.config import Experiment
-from agentrl_jax.data.collate import Shape
 from agentrl_jax.data.credits import CreditWriter
 from agentrl_jax.data.store import EpisodeWriter
 from agentrl_jax.evaluate import parts_of, play, score, serving_of, settings_of
-from agentrl_jax.learner.checkpoint import Checkpoints
-from agentrl_jax.learner.reference import reference_of
-from agentrl_jax.models.lora import whole
+from agentrl_jax.models.distributed import broadcast, initialise_from_environment, leads
 from agentrl_jax.models.sharding import sharding_of, split_cpu
 from agentrl_jax.prepare import first_policy
 from agentrl_jax.report import page
@@ -34,7 +33,8 @@ from agentrl_jax.report.score import table
 from agentrl_jax.report.summary import summarise
 from agentrl_jax.rollout.collector import collect, plan
 from agentrl_jax.runs import AFTER, BEFORE, claim, read_score, reported, write_score
-from agentrl_jax.step import Clock, check_credit, first_shape, learn, learner_of, mesh_of, trained_of
+from agentrl_jax.step import Clock, check_credit, mesh_of
+from agentrl_jax.training import Training, follow
 
 
 async def train(experiment: Experiment) -> Path:
@@ -47,21 +47,15 @@ async def train(experiment: Experiment) -> Path:
         backend = await stack.enter_async_context(experiment.sandbox())
         policy = await first_policy(experiment, backend, folder, partial(sharding_of, mesh_of(experiment)))
         policy.tokenizer.save(folder / TOKENIZER)
-        learner = learner_of(experiment, policy.model)
-        state, step, shape = learner.init(trained_of(experiment, policy.params)), 0, first_shape(experiment)
-        base = learner.place(policy.params) if experiment.lora else None
-        reference = reference_of(learner, policy.params, experiment.reference, base)
-        checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints"))
-        if checkpoints.latest is not None:
-            step, state, meta = checkpoints.restore(state)
-            shape = Shape(*meta["shape"])
+        training = stack.enter_context(Training(experiment, policy))
+        step = training.step
         store = stack.enter_context(EpisodeWriter(folder / EPISODES))
         credit_store = stack.enter_context(CreditWriter(folder / CREDITS))
         metrics = stack.enter_context(MetricsWriter(folder, start=step))
         watch = Watch(read(folder))
         store.rewind(step)
 
-        serving = await stack.enter_async_context(serving_of(experiment, policy))
+        serving = await stack.enter_async_context(serving_of(experiment, replace(policy, params=training.weights())))
         parts = parts_of(experiment, policy, backend, serving)
         before = read_score(folder / BEFORE) or write_score(folder / BEFORE, await score(experiment, parts))
         progress = stack.enter_context(Progress(experiment.steps, done=step))
@@ -69,7 +63,7 @@ async def train(experiment: Experiment) -> Path:
             while step < experiment.steps:
                 values = {}
                 clock = Clock(serving.stats)
-                await serving.update(whole(state.params, base), step)
+                await serving.update(training.weights(), step)
                 if step % experiment.evaluate.every == 0:
                     values |= summarise(await play(experiment, parts, experiment.evaluate.tasks), "eval")
                     clock.lap("evaluate")
@@ -77,23 +71,23 @@ async def train(experiment: Experiment) -> Path:
                 jobs = plan(tasks, experiment.rollout.group_size, seed=experiment.seed, step=step)
                 episodes = await collect(jobs, parts, settings_of(experiment.rollout), sink=store.add)
                 clock.lap("collect")
-                stepped, shape, learned, credit = learn(experiment, learner, state, base, reference, episodes, step, shape)
+                learned, credit = training.learn(episodes)
                 clock.lap("train")
                 credit_store.append(credit)
                 store.sync()
                 values |= summarise(episodes) | learned | clock.metrics(episodes)
                 values |= watch.see(step, values)
                 metrics.write(step, values)
-                state, step = stepped, step + 1
+                step = training.step
                 if step % experiment.checkpoint_every == 0:
-                    checkpoints.save(step, state, {"shape": list(shape)})
+                    training.save()
                 progress.show(step, values)
         finally:
-            # Also on Ctrl-C: `state` is that of the last whole step, unless a step that failed has used up its buffers.
-            if not state.updates.is_deleted():
-                checkpoints.save(step, state, {"shape": list(shape)})
+            # Also on Ctrl-C, but not a step of which something could not be written.
+            if step == training.step and training.whole:
+                training.save()
 
-        trained = replace(policy, params=whole(state.params, base))
+        trained = replace(policy, params=training.weights())
         await serving.update(trained.params, step)
         after = read_score(folder / AFTER) or write_score(folder / AFTER, await score(experiment, parts))
         if not (folder / "policy").exists():
@@ -113,9 +107,17 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         print("usage: python -m agentrl_jax.train EXPERIMENT.py [field=value ...]", file=sys.stderr)
         return 2
-    split_cpu()
     with reported() as status:
-        asyncio.run(train(config.override(config.load(arguments[0]), arguments[1:])))
+        initialise_from_environment()
+        split_cpu()
+        experiment = config.override(config.load(arguments[0]), arguments[1:])
+        if not leads():
+            follow(experiment)
+            return status.code
+        try:
+            asyncio.run(train(experiment))
+        finally:
+            broadcast()  # those that follow end too
     return status.code
 
 

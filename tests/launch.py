@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,11 +34,19 @@ class Ended:
     left: frozenset[int]
 
 
-def train(root: Path, *overrides: str, stop: str = "", send: signal.Signals | None = None, when: str = STOPPING) -> Ended:
+def train(
+    root: Path,
+    *overrides: str,
+    stop: str = "",
+    send: signal.Signals | None = None,
+    when: str = STOPPING,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
     """`python -m agentrl_jax.train` until it ends.
 
     stop: "how,step", see tests/tiny.py
     send: goes to all of its process group (as Ctrl-C does), when its stderr says `when`
+    environment: further variables
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl_jax.train", EXPERIMENT, f"root={root}", *overrides],
@@ -46,7 +54,7 @@ def train(root: Path, *overrides: str, stop: str = "", send: signal.Signals | No
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parent.parent,
-        env=_ENVIRONMENT | {"TINY_STOP": stop},
+        env={**_ENVIRONMENT, "TINY_STOP": stop, **(environment or {})},
         start_new_session=True,
     )
     with process:

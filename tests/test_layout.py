@@ -18,7 +18,8 @@ FLOORS = [
     ["runs", "step"],
     ["evaluate"],
     ["prepare"],
-    ["train", "serve"],
+    ["training", "serve"],
+    ["train"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Everything up to an Episode, and what reads episodes for people.

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from agentrl_jax.models.distributed import leads
+
 SUMS = "crc32.json"  # in the folder of a checkpoint, of every other file in it
 
 
@@ -38,7 +40,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Write the pytree `state` and the JSON-able `meta` (cursor, versions, names) as the checkpoint of `step`.
+        """Write the pytree `state` and the JSON-able `meta` (cursor, versions, names) as the checkpoint of `step`, all processes together.
 
         Raises CheckpointError if it cannot be written; earlier checkpoints stay.
         """
@@ -48,7 +50,8 @@ class Checkpoints:
             saved = {"meta": meta, "layout": _layout(state)}
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(saved)))
             folder = self._folder / str(step)
-            (folder / SUMS).write_text(json.dumps(_sums(folder)))
+            if leads():
+                (folder / SUMS).write_text(json.dumps(_sums(folder)))
         except Exception as error:
             raise CheckpointError(
                 f"{self._folder / str(step)}: cannot write the checkpoint: {_first_line(error)}; free some space"

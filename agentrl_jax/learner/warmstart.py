@@ -35,7 +35,7 @@ def imitate(
     start:    all weights, or an adapter of the weights `base`
     progress: called now and then with the updates done and the latest mean negative log-likelihood, nats per token
     """
-    mesh = rows_mesh(math.gcd(settings.rows, jax.device_count()))
+    mesh = rows_mesh(math.gcd(settings.rows, jax.local_device_count()))
     schedule = Optimizer(learning_rate=settings.learning_rate, decay="cosine", warmup=settings.warmup, weight_decay=0.01)
     learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, compute=compute, mesh=mesh)
     host, _ = collate(episodes, row_length=row_length, row_multiple=mesh.size)

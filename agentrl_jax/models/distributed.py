@@ -1,8 +1,11 @@
 """Several processes as one JAX program."""
 
 import os
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -25,6 +28,27 @@ def initialise_from_environment() -> None:
         raise ValueError(f"JAX_PROCESS_ID={numbers[1]} must be a number below JAX_NUM_PROCESSES={numbers[0]}")
     if int(numbers[0]) > 1:
         jax.distributed.initialize(address, int(numbers[0]), int(numbers[1]))
+
+
+def leads() -> bool:
+    """Whether this is process 0, as that of a run of one is."""
+    return jax.process_index() == 0
+
+
+def broadcast(message: bytes = b"") -> bytes:
+    """The message of process 0, in every process. All of them call it, and wait until all have; what the others pass is ignored."""
+    if jax.process_count() == 1:
+        return message
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
+    room = np.zeros(1 << size.bit_length(), np.uint8)  # few lengths: XLA compiles for each
+    if leads():
+        room[:size] = np.frombuffer(message, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(room), np.uint8)[:size].tobytes()
+
+
+def local(tree: Any) -> Any:
+    """Arrays that this process can read whole: those that it holds a part of are gathered to its host, one by one, by all processes."""
+    return jax.tree.map(lambda x: x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True), tree)
 
 
 def _of_a_cluster() -> bool:

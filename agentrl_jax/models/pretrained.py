@@ -35,9 +35,9 @@ ShardingFn: TypeAlias = Callable[[tuple[str, ...], tuple[int, ...]], Sharding]
 
 
 def on_one_device(path: tuple[str, ...], shape: tuple[int, ...]) -> Sharding:
-    """Every weight whole on the first device."""
+    """Every weight whole on the first device of this process."""
     del path, shape
-    return SingleDeviceSharding(jax.devices()[0])
+    return SingleDeviceSharding(jax.local_devices()[0])
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ def make_mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1, sequen
 
 
 def rows_mesh(devices: int | None = None) -> Mesh:
-    """The first `devices`, or all, with rows split over them and weights whole on each."""
-    return Mesh(np.array(jax.devices()[:devices]).reshape(-1, 1, 1, 1), AXES)
+    """The first `devices` of this process, or all of them, with rows split over them and weights whole on each."""
+    return Mesh(np.array(jax.local_devices()[:devices]).reshape(-1, 1, 1, 1), AXES)
 
 
 def row_parts(mesh: Mesh) -> int:

@@ -1,11 +1,10 @@
 """`python -m tests.learner.sharded_update FILE [KIND:]DATAxFSDPxTENSORxSEQUENCE[xPIECES]...`: updates on meshes.
 
-KIND: "lora" for updates of an adapter, "step" for a whole step of learning.
-Devices and processes are as the environment says: XLA_FLAGS, and JAX_COORDINATOR_ADDRESS with its companions.
+KIND: "lora" for updates of an adapter. Devices are as the environment says: XLA_FLAGS.
 """
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -13,16 +12,12 @@ import numpy as np
 import optax
 
 from agentrl_jax import credit, objective
-from agentrl_jax.config import Mesh, Optimizer, Rollout
-from agentrl_jax.data.collate import Shape, collate
-from agentrl_jax.learner.reference import reference_of
+from agentrl_jax.config import Mesh
+from agentrl_jax.data.collate import collate
 from agentrl_jax.learner.update import Learner
 from agentrl_jax.models import lora
 from agentrl_jax.models.decoder import ModelConfig, init_params
-from agentrl_jax.models.distributed import initialise_from_environment
-from agentrl_jax.models.sharding import everywhere, make_mesh, rows_mesh
-from agentrl_jax.step import learn, learner_of
-from experiments.chaos import tiny
+from agentrl_jax.models.sharding import make_mesh, rows_mesh
 from tests.data.strategies import make_episode
 
 MODEL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=8, num_kv_heads=4, head_dim=4, intermediate_size=32)
@@ -50,37 +45,20 @@ def updates(mesh: jax.sharding.Mesh, accumulate: int, *, adapter: bool) -> tuple
     return found, programs() - before
 
 
-def step(mesh: Mesh) -> dict[str, Any]:
-    """What `learn` gives: state, metrics and the credit of every token."""
-    steady = Optimizer(eps=1e-3, minibatches=2)  # with a small eps, Adam's division would blow up rounding
-    experiment = replace(tiny.experiment, model=MODEL, row_length=64, rollout=Rollout(context=64), optimizer=steady, mesh=mesh)
-    learner = learner_of(experiment, MODEL)
-    start = init_params(MODEL, jax.random.key(0))
-    reference = reference_of(learner, learner.place(start), "offloaded")
-    state, _, values, credit_of = learn(experiment, learner, learner.init(start), None, reference, EPISODES, 0, Shape())
-    return {"state": state, "values": values, "credit": credit_of}
-
-
 def programs() -> int:
     return sum(method._cache_size() for method in (Learner.logprobs, Learner.signals, Learner.update))
 
 
 def main() -> None:
     file, *shapes = sys.argv[1:]
-    initialise_from_environment()
     found: dict[str, Any] = {}
     for shape in shapes:
         kind, _, sizes = shape.rpartition(":")
         *axes, pieces = map(int, f"{sizes}x1".split("x")[:5])
         asked = Mesh(*axes)
         mesh = rows_mesh(1) if asked == Mesh(1) else make_mesh(**asdict(asked))
-        if kind == "step":
-            results, compiled = step(asked), 0
-        else:
-            results, compiled = updates(mesh, pieces, adapter=kind == "lora")
-        # Every process has some shards: whole copies are made by the devices.
-        whole = jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))(results)
-        leaves = jax.tree_util.tree_leaves_with_path(whole)
+        results, compiled = updates(mesh, pieces, adapter=kind == "lora")
+        leaves = jax.tree_util.tree_leaves_with_path(results)
         found |= {f"{shape}/{jax.tree_util.keystr(path)}": np.asarray(x) for path, x in leaves} | {f"{shape}/programs": np.array(compiled)}
     np.savez(file, **found)
 

@@ -1,46 +1,72 @@
-"""Two processes of two devices each make one step of learning together."""
+"""Two processes train one run: one leads, the other follows."""
 
-import os
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from agentrl_jax.models.distributed import initialise_from_environment
+from tests import launch
 
 
-@pytest.mark.slow
-def test_two_processes_make_the_step_of_one(tmp_path):
+def together(root, *overrides, **leader) -> list[launch.Ended]:
+    """The tiny experiment by two processes of two devices each, on a mesh that lies across both. leader: told to the first of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
 
-    def start(number: int, processes: int) -> subprocess.Popen[bytes]:
-        environment = os.environ | {
-            "JAX_NUMPY_DTYPE_PROMOTION": "standard",  # optax mixes types
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // processes} --xla_backend_optimization_level=0",
+    def start(number: int) -> launch.Ended:
+        environment = {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
             "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
             "JAX_COORDINATOR_ADDRESS": address,
-            "JAX_NUM_PROCESSES": str(processes),
+            "JAX_NUM_PROCESSES": "2",
             "JAX_PROCESS_ID": str(number),
         }
-        file = str(tmp_path / f"{number}_of_{processes}.npz")
-        return subprocess.Popen([sys.executable, "-m", "tests.learner.sharded_update", file, "step:2x2x1x1"], env=environment)
+        return launch.train(
+            root,
+            "mesh.data=2",
+            "mesh.fsdp=2",
+            "reference=offloaded",
+            *overrides,
+            environment=environment,
+            **(leader if number == 0 else {}),
+        )
 
-    started = [start(0, 2), start(1, 2), start(0, 1)]
-    try:
-        assert [process.wait(timeout=200) for process in started] == [0, 0, 0]
-    finally:
-        for process in started:
-            process.kill()
-    alone = np.load(tmp_path / "0_of_1.npz")
-    for number in range(2):
-        together = np.load(tmp_path / f"{number}_of_2.npz")
-        assert set(together) == set(alone)
-        for name in alone:
-            np.testing.assert_allclose(together[name], alone[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(start, range(2)))
+
+
+@pytest.mark.slow
+@pytest.mark.real("bwrap")
+def test_two_processes_make_the_run_of_one_and_stop_and_go_on_together(tmp_path, finished):
+    leader, follower = together(tmp_path, stop="interrupt,3")
+    assert (leader.code, follower.code) == (130, 0), leader.err + follower.err
+    assert leader.err.splitlines()[-1] == "stopped; the same command goes on from here"
+    assert follower.err == ""
+    assert len(launch.measured(tmp_path / "tiny")) == 3
+
+    leader, follower = together(tmp_path)
+    assert (leader.code, follower.code) == (0, 0), leader.err + follower.err
+    measured = launch.measured(tmp_path / "tiny")
+    away = [step.pop("train/kl_reference") for step in measured]  # the run of one measures none
+    assert 0 < away[0] < away[-1]
+    for here, there in zip(measured, launch.measured(finished), strict=True):
+        assert here == pytest.approx(there, rel=1e-4, abs=1e-5)
+    one, two = (load_file(folder / "policy" / "model.safetensors") for folder in (finished, tmp_path / "tiny"))
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.real("bwrap")
+def test_what_the_leader_cannot_do_ends_all(tmp_path):
+    leader, follower = together(tmp_path, "policy=./not/there/now")
+    assert (leader.code, follower.code) == (1, 0)
+    assert "error: ./not/there/now: no such folder" in leader.err
+    assert follower.err == ""
 
 
 @pytest.mark.parametrize(
