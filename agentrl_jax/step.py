@@ -19,7 +19,7 @@ from agentrl_jax.data.episode import Episode
 from agentrl_jax.inference.runner import Stats
 from agentrl_jax.kernels import diagnostics
 from agentrl_jax.learner.critic import CriticLearner
-from agentrl_jax.learner.optimizer import make_optimizer
+from agentrl_jax.learner.optimizer import make_optimizer, schedule
 from agentrl_jax.learner.reference import Reference
 from agentrl_jax.learner.update import Learner, TrainState
 from agentrl_jax.models.decoder import ModelConfig, Params
@@ -146,14 +146,21 @@ def learn(
         for part in rows:
             state, metrics = learner.update(state, batch, signals, part, base)
             found.append(metrics)
-        fetched = learner.whole((signals.advantages, before, found, differences))
-    advantages, before, found, differences = jax.device_get(fetched)
+        fetched = learner.whole((signals.advantages, before, found, differences, state.updates))
+    advantages, before, found, differences, updates = jax.device_get(fetched)
     values = {f"train/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
     values |= {f"train/{name}": float(value) for name, value in differences.items()}
     values |= {name: float(value) for name, value in before.items()}
+    values["train/learning_rate"] = learning_rate(experiment, int(updates))
     values["rollout/degenerate_groups"] = degenerate(episodes)
     credit = {episode.id: segments for episode, segments in zip(episodes, unpack(np.asarray(advantages), packing), strict=True) if segments}
     return state, packing.shape, values, credit
+
+
+def learning_rate(experiment: Experiment, updates: int) -> float:
+    """That of the last of so many updates."""
+    waited = experiment.critic.warmup if experiment.critic else 0
+    return float(schedule(experiment.optimizer, experiment.updates - waited)(max(updates - waited - 1, 0)))
 
 
 @jax.jit

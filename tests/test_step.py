@@ -19,7 +19,7 @@ from agentrl_jax.learner.update import Learner
 from agentrl_jax.models.decoder import ModelConfig, init_params
 from agentrl_jax.models.lora import Adapter, whole
 from agentrl_jax.report import metrics
-from agentrl_jax.step import Clock, check_credit, degenerate, first_shape, learn, learner_of, trained_of
+from agentrl_jax.step import Clock, check_credit, degenerate, first_shape, learn, learner_of, learning_rate, trained_of
 from tests import tiny
 from tests.data.strategies import make_episode
 from tests.test_presets import ARGUMENTS, NAMES
@@ -61,6 +61,13 @@ def test_every_metric_is_declared_and_finite():
     assert state.updates == experiment.optimizer.minibatches
     assert values["train/skipped"] == 0
     assert values["train/logprob_difference_max"] >= values["train/logprob_difference"] > 0
+    assert values["train/learning_rate"] == pytest.approx(3e-3 * 0.9)  # the second of ten updates, falling to 0
+
+
+def test_the_learning_rate_begins_where_a_critic_has_been_warmed_up():
+    optimizer = Optimizer(learning_rate=1.0, warmup=2, decay="constant")
+    of = replace(experiment, optimizer=optimizer, critic=Critic(warmup=3))
+    assert [learning_rate(of, updates) for updates in (1, 3, 4, 5, 6, 9)] == [0, 0, 0, 0.5, 1, 1]
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ CHARTS = (
     Chart("Returns explained by the critic", ("train/explained_variance",)),
     Chart("KL divergence", ("train/kl", "train/kl_reference")),
     Chart("Gradient norm", ("train/gradient_norm",), log=True),
-    Chart("Importance ratio", ("train/ratio", "train/ratio_max")),
+    Chart("Importance ratio", ("train/ratio",)),
     Chart("Clipped tokens", ("train/clip_fraction",)),
     Chart("|trainer \u2212 sampler| log-prob", ("train/logprob_difference_max", "train/logprob_difference"), log=True),
     Chart("Tokens per second", ("rollout/tokens_per_second", "train/tokens_per_second")),

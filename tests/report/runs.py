@@ -127,7 +127,6 @@ def values_of(step: int, episodes: Sequence[Episode]) -> dict[str, float]:
         "train/kl": 0.002 * step * float(rng.random()),
         "train/gradient_norm": float(rng.lognormal(0, 0.5)),
         "train/ratio": 1 + float(rng.normal(0, 0.01)),
-        "train/ratio_max": 1.5 + float(rng.random()),
         "train/clip_fraction": 0.02 * float(rng.random()),
         "train/logprob_difference_max": 3e-5 * float(rng.lognormal(0, 1)),
         "train/logprob_difference": 1e-6 * float(rng.lognormal(0, 0.3)),
