@@ -10,7 +10,7 @@ from agentrl_jax.report.load import CREDITS
 from tests import launch
 from tests.processes import until_gone
 
-pytestmark = [pytest.mark.real("bwrap"), pytest.mark.slow]
+pytestmark = [pytest.mark.real("bwrap"), pytest.mark.slow, pytest.mark.timeout(900)]  # a test is several runs
 
 
 def assert_same(folder: Path, finished: Path) -> None:

@@ -15,7 +15,7 @@ from agentrl_jax.report.load import CREDITS
 from agentrl_jax.runs import AFTER, BEFORE, read_score
 from tests import launch
 
-pytestmark = [pytest.mark.real("bwrap"), pytest.mark.slow]
+pytestmark = [pytest.mark.real("bwrap"), pytest.mark.slow, pytest.mark.timeout(900)]  # a test is several runs
 
 EPISODES_PER_STEP = 4
 

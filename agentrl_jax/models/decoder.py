@@ -223,9 +223,9 @@ def cache_length(cache: Cache) -> int:
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
-    """Random weights."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    variables: Any = Decoder(config).init(key, tokens, tokens, tokens)
+    """Random weights. Lazily: nothing of a forward pass is computed."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    variables: Any = Decoder(config).lazy_init(key, tokens, tokens, tokens)
     return variables["params"]
 
 

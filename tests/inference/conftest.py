@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -35,11 +36,20 @@ def weights(seed: int, config: ModelConfig = CONFIG) -> Params:
     return params | {"unembedding": 15 * params["unembedding"]}
 
 
+LONGEST = 320  # tokens that `score` has room for: one program, whatever their number
+
+
 def score(params: Params, tokens: NDArray[np.int32], temperature: float = 1.0, config: ModelConfig = CONFIG) -> NDArray[np.float32]:
     """f32[n - 1, V]: log-probs of the token after each, by the way the trainer computes them."""
-    row = jnp.asarray(tokens)[None]
-    hidden = Decoder(config).apply({"params": params}, row, jnp.arange(len(tokens))[None], jnp.ones_like(row))
-    return np.asarray(jax.nn.log_softmax(hidden[0] @ unembed(params).T / temperature, axis=-1))
+    row = jnp.asarray(np.pad(tokens, (0, LONGEST - len(tokens))))[None]
+    return np.asarray(_score(config, params, row, jnp.int32(len(tokens)), jnp.float32(temperature)))[: len(tokens)]
+
+
+@partial(jax.jit, static_argnums=0)
+def _score(config: ModelConfig, params: Params, row: jax.Array, length: jax.Array, temperature: jax.Array) -> jax.Array:
+    positions = jnp.arange(LONGEST, dtype=jnp.int32)[None]
+    hidden = jnp.asarray(Decoder(config).apply({"params": params}, row, positions, (positions < length).astype(jnp.int32)))
+    return jax.nn.log_softmax(hidden[0] @ unembed(params).T / temperature, axis=-1)
 
 
 @dataclass

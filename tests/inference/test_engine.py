@@ -103,7 +103,7 @@ async def test_a_lost_slot_costs_time_and_at_most_rounding(params: Params):
         async with new(params, slots=slots) as engine:
             return await asyncio.gather(*(turns(engine, str(i)) for i in range(5)))
 
-    for kept, evicted in zip(await run(8), await run(2), strict=True):
+    for kept, evicted in zip(await run(8), await run(1), strict=True):
         for a, b in zip(kept, evicted, strict=True):
             np.testing.assert_array_equal(a.tokens, b.tokens)
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
@@ -242,7 +242,7 @@ async def test_bad_requests_are_refused(engine: Engine, prompt: NDArray[np.int32
 
 @pytest.mark.slow
 async def test_the_number_of_programs_is_bounded(params: Params, compilations: Callable[[], int]):
-    async with new(params, slots=6) as engine:
+    async with new(params) as engine:
         await engine.warm_up()
         assert engine.stats.programs == engine.max_programs
         before = compilations()
@@ -255,7 +255,11 @@ async def test_the_number_of_programs_is_bounded(params: Params, compilations: C
 
 @pytest.fixture
 def compilations() -> Callable[[], int]:
-    return lambda: sum(program._cache_size() for program in (decode.decode, decode.prefill, decode.grow))
+    """How often a program was compiled since the test began."""
+    programs = (decode.decode, decode.prefill, decode.grow)
+    for program in programs:
+        program.clear_cache()
+    return lambda: sum(program._cache_size() for program in programs)
 
 
 async def test_stats_count_tokens(engine: Engine):
