@@ -279,7 +279,7 @@ async def test_each_defence_can_be_off(off: str, backend: Bubblewrap) -> None:
 async def test_what_still_runs_after_the_episode_reaches_no_fork(backend: Bubblewrap) -> None:
     task = Repository().task(2)
     path = broken(task)
-    spoil = run(f"(while true; do echo 'raise SystemExit' > {path}; done) >/dev/null 2>&1 & sleep 0.3")
+    spoil = run(f"(while true; do echo 'raise SystemExit' > {path}; done) >/dev/null 2>&1 & until grep -q SystemExit {path}; do :; done")
     repair = run("kill -9 -1; true")
     assert (await play(backend, task, *Repository().gold(task)[:-1], spoil)).reward == 0, "what it left in the files counts"
     assert (await play(backend, task, spoil, repair)).reward == 0

@@ -1,7 +1,9 @@
 """Two processes train one run: one leads, the other follows."""
 
+import random
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,11 +13,18 @@ from agentrl_jax.models.distributed import initialise_from_environment
 from tests import launch
 
 
+def free_port() -> int:
+    """Bound by the leader some seconds later: so not one of those that the kernel deals out, from 32768 on, to whoever asks meanwhile."""
+    while True:
+        with socket.socket() as tried, suppress(OSError):
+            port = random.randrange(20000, 32000)
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
 def together(root, *overrides, **leader) -> list[launch.Ended]:
     """The tiny experiment by two processes of two devices each, on a mesh that lies across both. leader: told to the first of them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
 
     def start(number: int) -> launch.Ended:
         environment = {

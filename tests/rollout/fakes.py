@@ -85,7 +85,7 @@ class Notebook(Environment):
             case "timeout":
                 return Observation("timeout", count="tool_timeouts")
             case "sleep":
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(1)
             case "hang":
                 await asyncio.Event().wait()
             case "bug":

@@ -69,7 +69,7 @@ async def test_flood_is_killed(box: Sandbox):
 async def test_time_limit_keeps_what_was_said_and_kills_all(box: Sandbox):
     await box.put({"survivor.sh": b"trap '' TERM HUP; while :; do date +%N > next; mv next beat; sleep 0.02; done"})
     script = "echo early; setsid sh survivor.sh & sleep 60"
-    result = await box.exec(["sh", "-c", script], seconds=0.7)
+    result = await box.exec(["sh", "-c", script], seconds=1.5)
     assert (result.exit_code, result.timed_out, result.killed, result.output) == (None, True, None, b"early\n")
     beat = await box.get("beat")
     await asyncio.sleep(0.2)
@@ -78,16 +78,17 @@ async def test_time_limit_keeps_what_was_said_and_kills_all(box: Sandbox):
 
 
 async def test_background_process_does_not_hold_up_its_command(box: Sandbox):
-    result = await box.exec(["sh", "-c", "sleep 30 & echo done"])
+    result = await box.exec(["sh", "-c", "sleep 30 & until grep -q sleep /proc/$!/comm; do sleep 0.01; done; echo done"])
     assert (result.exit_code, result.output) == (0, b"done\n")
-    assert result.seconds < 4
+    assert result.seconds < 20
     assert b"sleep" in (await box.exec(["ps", "-e"])).output, "and it is still there"
 
 
 async def test_orphans_are_reaped(box: Sandbox):
     await box.exec(["sh", "-c", "for i in $(seq 10); do (setsid sleep 0.01 &) ; done; sleep 0.1"])
-    await asyncio.sleep(0.1)
-    assert b"defunct" not in (await box.exec(["ps", "-e"])).output
+    async with asyncio.timeout(20):
+        while b"defunct" in (await box.exec(["ps", "-e"])).output:
+            await asyncio.sleep(0.05)
 
 
 async def test_memory_limit(box: Sandbox):
