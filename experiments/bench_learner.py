@@ -47,6 +47,7 @@ class Size(NamedTuple):
     episodes, row: ragged episodes, and the length of the rows that they are packed into, which none exceeds
     dense:         dense rows
     rounds:        in each, every side takes `skipped` steps and then `steps` that are timed
+    at_once:       rows that each of our devices computes at the same time, None for all; divides both batches
     """
 
     model: ModelConfig
@@ -56,12 +57,13 @@ class Size(NamedTuple):
     rounds: int
     steps: int
     skipped: int = 1
+    at_once: int | None = None
 
 
 SIZES = {
     "tiny": Size(ModelConfig(64, 32, 1, 2, 1, 16, 64), episodes=3, row=512, dense=2, rounds=1, steps=1),
     "0.5M": Size(ModelConfig(512, 128, 3, 4, 2, 32, 256), episodes=48, row=768, dense=16, rounds=2, steps=2),
-    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, row=512, dense=8, rounds=2, steps=1, skipped=0),
+    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, row=512, dense=8, rounds=2, steps=1, skipped=0, at_once=2),
     # The shape of SmolLM2-135M. One step takes ten seconds.
     "135M": Size(
         ModelConfig(49152, 576, 30, 9, 3, 64, 1536, rope=Rope(theta=1e5), rms_norm_eps=1e-5, qk_norm=False),
@@ -119,7 +121,7 @@ def bench(name: str, size: Size, python: str) -> None:
     print(f"{name}: {sum(x.size for x in jax.tree.leaves(params)) / 1e6:.1f} million weights", flush=True)
     named = {f"{kind}-{layout}": pieces for kind, of in given.items() for layout, pieces in of.items()}
     with tempfile.TemporaryDirectory() as folder, torch_half(python, Path(folder), size.model, params, named) as process:
-        ours, theirs = our_side(size.model, params, batches, rows_mesh()), partial(their_side, process)
+        ours, theirs = our_side(size.model, params, batches, rows_mesh(), at_once=size.at_once), partial(their_side, process)
         sides = {kind: fastest(kind, list(given[kind]), ours, theirs) for kind in given}
         for kind, of in episodes.items():
             tokens, actions = sum(len(e.segments[0]) for e in of), sum(e.policy_tokens for e in of)

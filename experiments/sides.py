@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -47,21 +48,22 @@ Side = Callable[[], Measured]
 
 
 def our_side(
-    model: ModelConfig, params: Params, batches: Mapping[str, Batch], mesh: Mesh, compute: Compute = FLOAT32
+    model: ModelConfig, params: Params, batches: Mapping[str, Batch], mesh: Mesh, compute: Compute = FLOAT32, at_once: int | None = None
 ) -> Callable[[str], Measured]:
-    """A function that trains one step on the batch of that name."""
+    """A function that trains one step on the batch of that name. at_once: rows that a device computes at the same time, default all."""
     settings = Optimizer(learning_rate=LEARNING_RATE, decay="constant", clip=1.0)
     learner = Learner(model, make_optimizer(settings, 1), credit.grpo, objective.supervised, compute=compute, mesh=mesh)
     state: TrainState = learner.init(params)
-    placed = {}
+    placed, learners = {}, {}
     for name, batch in batches.items():
         shape = batch.tokens.ids.shape
+        learners[name] = replace(learner, accumulate=shape[0] // (mesh.size * at_once) if at_once else 1)
         placed[name] = learner.place((batch, objective.Signals(jnp.zeros(shape)), np.arange(shape[0], dtype=np.int32)))
 
     def step(name: str) -> Measured:
         nonlocal state
         wall, cpu = perf_counter(), process_time()
-        state, metrics = learner.update(state, *placed[name])
+        state, metrics = learners[name].update(state, *placed[name])
         loss, norm = float(metrics["loss"]), float(metrics["gradient_norm"])
         jax.block_until_ready(state)
         seconds = perf_counter() - wall, process_time() - cpu
