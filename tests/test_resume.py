@@ -32,28 +32,19 @@ def assert_stopped(ended: launch.Ended) -> None:
     assert until_gone(set(ended.left)) == set()
 
 
-def test_interrupted_between_steps_and_within_one(tmp_path: Path, finished: Path):
-    assert_stopped(launch.train(tmp_path, stop="interrupt,1"))
-    assert len(launch.measured(tmp_path / "tiny")) == 1
-    ended = launch.train(tmp_path, stop="wait,3", send=signal.SIGINT)
-    assert len(ended.left) >= 3, "boxes were running"
-    assert_stopped(ended)
-    assert len(launch.measured(tmp_path / "tiny")) == 3
-    assert launch.train(tmp_path).code == 0
-    assert_same(tmp_path / "tiny", finished)
-
-
-def test_interrupted_in_the_warm_start(tmp_path: Path):
-    """A long computation hears Ctrl-C too."""
-    assert_stopped(launch.train(tmp_path, "warmstart.updates=1000000", send=signal.SIGINT, when="warm start,"))
-
-
-def test_killed_and_out_of_space(tmp_path: Path, finished: Path):
+def test_interrupted_within_a_step_and_between_two_then_killed_then_out_of_space(tmp_path: Path, finished: Path):
     folder = tmp_path / "tiny"
+    interrupted = launch.train(tmp_path, stop="wait,1", send=signal.SIGINT)
+    assert len(interrupted.left) >= 3, "boxes were running"
+    assert_stopped(interrupted)
+    assert len(launch.measured(folder)) == 1
+    assert_stopped(launch.train(tmp_path, stop="interrupt,2"))
+    assert len(launch.measured(folder)) == 2
+
     killed = launch.train(tmp_path, stop="wait,3", send=signal.SIGKILL)
     assert killed.code == -signal.SIGKILL
     assert until_gone(set(killed.left)) == set()
-    before = launch.collected(folder)
+    before, taken = launch.collected(folder), launch.collected(folder, superseded=True)
     assert {episode.step for episode in before} >= {0, 1, 2}
 
     full = launch.train(tmp_path, stop="full,4")
@@ -61,13 +52,19 @@ def test_killed_and_out_of_space(tmp_path: Path, finished: Path):
     assert full.err.splitlines()[-1].startswith("error: ")
     assert "File too large" in full.err.splitlines()[-1]
     assert "Traceback" not in full.err
-    # The kill cost what came after the checkpoint of step 2. What is collected again is the same, and the first take stays readable.
+    # The kill cost what came after the checkpoint of step 2. What is collected again is the same, and earlier takes stay readable.
     superseded = launch.collected(folder, superseded=True)
-    assert all(episode in superseded for episode in before)
-    assert sum(episode.step == 2 for episode in superseded) == 2 * sum(episode.step == 2 for episode in before)
+    assert all(episode in superseded for episode in taken)
+    first, again = (sum(episode.step == 2 for episode in episodes) for episodes in (before, superseded))
+    assert again - sum(episode.step == 2 for episode in taken) == first > 0
 
     assert launch.train(tmp_path).code == 0
     assert_same(folder, finished)
+
+
+def test_interrupted_in_the_warm_start(tmp_path: Path):
+    """A long computation hears Ctrl-C too."""
+    assert_stopped(launch.train(tmp_path, "warmstart.updates=1000000", send=signal.SIGINT, when="warm start,"))
 
 
 def test_a_finished_run_only_reports_again(tmp_path: Path, finished: Path):

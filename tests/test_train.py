@@ -79,13 +79,7 @@ def test_boxes_that_die_cost_a_second_try_and_change_nothing(tmp_path: Path, fin
     assert (tmp_path / "tiny/policy/model.safetensors").read_bytes() == (finished / "policy/model.safetensors").read_bytes()
 
 
-def test_a_run_is_watched_for_reward_that_success_does_not_follow(tmp_path: Path):
-    assert launch.train(tmp_path, f"steps={SHORTEST}", "evaluate.every=100", "checkpoint_every=100").code == 0
-    alarms = [record.get(ALARM) for record in launch.measured(tmp_path / "tiny")]
-    assert alarms == [None] * (SHORTEST - 1) + [0.0]
-
-
-def test_a_rule_of_ones_own_needs_five_lines(tmp_path: Path, finished: Path):
+def test_a_rule_of_ones_own_needs_five_lines_and_is_watched_for_reward_that_success_does_not_follow(tmp_path: Path, finished: Path):
     (tmp_path / "my_rule.py").write_text("""
 from agentrl_jax.credit import Credit, on_tokens
 
@@ -97,10 +91,14 @@ def my_rule(batch, estimates, *, scale: float = 1.0):
         f"policy={finished / 'warmstart'}",
         f"advantage={tmp_path / 'my_rule.py'}:my_rule",
         "advantage.scale=0.5",
-        "steps=1",
+        f"steps={SHORTEST}",
+        "evaluate.every=100",
         "evaluate.tasks=1",
+        "checkpoint_every=100",
     )
     assert ended.code == 0, ended.err
+    alarms = [record.get(ALARM) for record in launch.measured(tmp_path / "tiny")]
+    assert alarms == [None] * (SHORTEST - 1) + [0.0]
     for parts in dict(read_credits(tmp_path / "tiny" / CREDITS)).values():
         assert set(np.concatenate(parts)) == {0.0, 0.5}
 
