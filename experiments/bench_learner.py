@@ -13,7 +13,7 @@ of a few steps, of which the first is not counted where steps are short: PyTorch
 slow down the other. Counted are real tokens per second, context and action. Before the clock starts all must find the same losses and
 gradient norms, before and after a step. Run nothing else.
 
-logprob: log-prob and gradient of 8,192 tokens over 151,936 words, against all logits at once: see `bench_logprob`.
+logprob: log-prob and gradient of up to 8,192 tokens over 151,936 words, against all logits at once: see `bench_logprob`.
 --torch names a Python with torch and transformers, default this one. Ten minutes.
 """
 

@@ -49,8 +49,8 @@ class Learner:
     reduction:  which tokens count the same, see `kernels.reduce.token_weights`
     horizon:    tokens, for the reductions that have one
     correction: what is done about tokens that other weights sampled
-    accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient. CPUs are faster with pieces of
-                a thousand tokens a device: a program's memory is cleared by the system at every call
+    accumulate: pieces a minibatch is computed in, one after the other; changes memory, not the gradient. With pieces of a thousand tokens
+                a device CPUs are faster, as the system clears a program's memory at every call
     compute:    how the decoder computes
     critic:     for credit rules that need values; trained in the same updates
     mesh:       devices; those along data and fsdp hold and compute a share of the rows each: the rows of a batch must be a multiple of
