@@ -160,7 +160,8 @@ def learn(
 def learning_rate(experiment: Experiment, updates: int) -> float:
     """That of the last of so many updates."""
     waited = experiment.critic.warmup if experiment.critic else 0
-    return float(schedule(experiment.optimizer, experiment.updates - waited)(max(updates - waited - 1, 0)))
+    rate = schedule(experiment.optimizer, experiment.updates - waited)
+    return float(np.asarray(rate(max(updates - waited - 1, 0))))
 
 
 @jax.jit

@@ -28,7 +28,7 @@ def together(root, *overrides, **leader) -> list[launch.Ended]:
 
     def start(number: int) -> launch.Ended:
         environment = {
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
             "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
             "JAX_COORDINATOR_ADDRESS": address,
             "JAX_NUM_PROCESSES": "2",
