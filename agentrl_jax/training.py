@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import msgpack
@@ -45,7 +45,7 @@ class Training:
             self.step, self._state, meta = self._checkpoints.restore(self._state)
             self._shape = Shape(*meta["shape"])
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Training":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
