@@ -84,7 +84,7 @@ async def train(experiment: Experiment) -> Path:
                 progress.show(step, values)
         finally:
             # Also on Ctrl-C, but not a step of which something could not be written.
-            if step == training.step and training.whole:
+            if step == training.step and training.intact:
                 training.save()
 
         trained = replace(policy, params=training.weights())

@@ -52,7 +52,7 @@ class Training:
         self._checkpoints.__exit__(kind, error, trace)
 
     @property
-    def whole(self) -> bool:
+    def intact(self) -> bool:
         """Whether there is a state to save: a step that failed may have used up its buffers."""
         return not self._state.updates.is_deleted()
 
@@ -63,7 +63,7 @@ class Training:
 
     def learn(self, episodes: Sequence[Episode]) -> tuple[dict[str, float], CreditOf]:
         """One step of learning: its metrics, and the credit of every token."""
-        _tell("learn", msgpack.packb([Packed.of(episode.id, 0, events_of(episode)).to_bytes() for episode in episodes]) or b"")
+        _tell("learn", episodes)
         self._state, self._shape, values, credit = learn(
             self._experiment, self._learner, self._state, self._base, self._reference, episodes, self.step, self._shape
         )
@@ -82,16 +82,17 @@ class Training:
                 case ["weights", _]:
                     self.weights()
                 case ["learn", episodes]:
-                    self.learn([_episode(packed) for packed in msgpack.unpackb(episodes)])
+                    self.learn([_episode(packed) for packed in episodes])
                 case ["save", _]:
                     self.save()
                 case other:
                     raise AssertionError(f"the leader speaks of {other}")
 
 
-def _tell(what: str, payload: bytes = b"") -> None:
-    if leads():
-        broadcast(msgpack.packb([what, payload]) or b"")
+def _tell(what: str, episodes: Sequence[Episode] = ()) -> None:
+    if leads() and jax.process_count() > 1:
+        packed = [Packed.of(episode.id, 0, events_of(episode)).to_bytes() for episode in episodes]
+        broadcast(msgpack.packb([what, packed]) or b"")
 
 
 def _episode(packed: bytes) -> Episode:
