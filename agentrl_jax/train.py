@@ -109,8 +109,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     with reported() as status:
         initialise_from_environment()
-        split_cpu()
         experiment = config.override(config.load(arguments[0]), arguments[1:])
+        if experiment.policy is None:  # a small one
+            split_cpu()
         if not leads():
             follow(experiment)
             return status.code

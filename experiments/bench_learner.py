@@ -9,9 +9,9 @@ dense:  rows of 512 tokens, all of them trained, the same for both
 
 Both use all cores and f32: mean negative log-likelihood of the actions, gradients clipped to norm 1, AdamW (PyTorch's is the fused one),
 logits for actions alone. Each of PyTorch's layouts runs with the faster of sdpa and eager attention, as first tries show. Sides take turns
-of a few steps, of which the first is not counted where steps are short: PyTorch's threads spin on for a while after a step, and would
-slow down the other. Counted are real tokens per second, context and action. Before the clock starts all must find the same losses and
-gradient norms, before and after a step. Run nothing else.
+of a few steps, of which the first is not counted: the other side's threads may spin on for a while, and memory that was given back to
+the system meanwhile has to be cleared anew. Counted are real tokens per second, context and action. Before the clock starts all must
+find the same losses and gradient norms, before and after a step. Run nothing else.
 
 logprob: log-prob and gradient of up to 8,192 tokens over 151,936 words, against all logits at once: see `bench_logprob`.
 --torch names a Python with torch and transformers, default this one. Ten minutes.
@@ -46,7 +46,8 @@ class Size(NamedTuple):
 
     episodes, row: ragged episodes, and the length of the rows that they are packed into, which none exceeds
     dense:         dense rows
-    rounds:        in each, every side takes `skipped` steps and then `steps` that are timed
+    rounds:        in each, every side takes a step and then `steps` that are timed
+    split:         whether our side makes a device of each core, see `models.sharding.split_cpu`
     at_once:       rows that each of our devices computes at the same time, None for all; divides both batches
     """
 
@@ -56,14 +57,14 @@ class Size(NamedTuple):
     dense: int
     rounds: int
     steps: int
-    skipped: int = 1
+    split: bool = True
     at_once: int | None = None
 
 
 SIZES = {
     "tiny": Size(ModelConfig(64, 32, 1, 2, 1, 16, 64), episodes=3, row=512, dense=2, rounds=1, steps=1),
     "0.5M": Size(ModelConfig(512, 128, 3, 4, 2, 32, 256), episodes=48, row=768, dense=16, rounds=2, steps=2),
-    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, row=512, dense=8, rounds=2, steps=1, skipped=0, at_once=2),
+    "15M": Size(ModelConfig(4096, 384, 8, 6, 2, 64, 1024), episodes=24, row=512, dense=8, rounds=2, steps=1, at_once=2),
     # The shape of SmolLM2-135M. One step takes ten seconds.
     "135M": Size(
         ModelConfig(49152, 576, 30, 9, 3, 64, 1536, rope=Rope(theta=1e5), rms_norm_eps=1e-5, qk_norm=False),
@@ -72,7 +73,7 @@ SIZES = {
         dense=2,
         rounds=1,
         steps=1,
-        skipped=0,
+        split=False,
     ),
 }
 
@@ -96,7 +97,7 @@ def race(sides: Mapping[str, Side], tokens: int, size: Size) -> None:
     measured: dict[str, list[Measured]] = {side: [] for side in sides}
     for _ in range(size.rounds):
         for side, step in sides.items():
-            measured[side] += [step() for _ in range(size.skipped + size.steps)][size.skipped :]
+            measured[side] += [step() for _ in range(1 + size.steps)][1:]
     base = np.median([step.wall for step in measured["this package"]])
     for side, found in measured.items():
         wall = np.array([step.wall for step in found])
@@ -112,16 +113,16 @@ def race(sides: Mapping[str, Side], tokens: int, size: Size) -> None:
 
 def bench(name: str, size: Size, python: str) -> None:
     """Both kinds of batch with one model."""
-    params = init_params(size.model, jax.random.key(0))
+    params, mesh = init_params(size.model, jax.random.key(0)), rows_mesh(None if size.split else 1)
     vocabulary = size.model.vocab_size
     episodes = {"ragged": ragged(size.episodes, MEDIAN, size.row, vocabulary), "dense": dense(size.dense, DENSE, vocabulary)}
     rows = {"ragged": size.row, "dense": DENSE}
-    batches = {kind: collate(of, row_length=rows[kind], row_multiple=jax.device_count())[0] for kind, of in episodes.items()}
+    batches = {kind: collate(of, row_length=rows[kind], row_multiple=mesh.size)[0] for kind, of in episodes.items()}
     given = {"ragged": layouts(episodes["ragged"], batches["ragged"]), "dense": {"rows": [packed(batches["dense"])]}}
     print(f"{name}: {sum(x.size for x in jax.tree.leaves(params)) / 1e6:.1f} million weights", flush=True)
     named = {f"{kind}-{layout}": pieces for kind, of in given.items() for layout, pieces in of.items()}
     with tempfile.TemporaryDirectory() as folder, torch_half(python, Path(folder), size.model, params, named) as process:
-        ours, theirs = our_side(size.model, params, batches, rows_mesh(), at_once=size.at_once), partial(their_side, process)
+        ours, theirs = our_side(size.model, params, batches, mesh, at_once=size.at_once), partial(their_side, process)
         sides = {kind: fastest(kind, list(given[kind]), ours, theirs) for kind in given}
         for kind, of in episodes.items():
             tokens, actions = sum(len(e.segments[0]) for e in of), sum(e.policy_tokens for e in of)
