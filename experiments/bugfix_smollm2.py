@@ -22,10 +22,12 @@ experiment = Experiment(
     advantage=credit.grpo,
     loss=partial(objective.ppo, clip_low=0.2, clip_high=0.2),
     lora=Lora(rank=16),
-    warmstart=WarmStart(named=True, episodes=96, updates=12, rows=4, learning_rate=2e-3, warmup=1, threshold=0.0, rounds=1, tasks=8),
-    rollout=Rollout(groups=2, group_size=8, turns=6, turn_tokens=64, episode_tokens=256, context=1024, seconds=600.0, slots=16),
+    warmstart=WarmStart(named=True, episodes=96, updates=40, rows=4, learning_rate=2e-3, warmup=1, threshold=0.0, rounds=1, tasks=8),
+    rollout=Rollout(
+        groups=2, group_size=8, turns=6, turn_tokens=64, episode_tokens=256, context=1024, seconds=600.0, temperature=0.5, slots=16
+    ),
     row_length=1024,
     optimizer=Optimizer(learning_rate=1e-3, minibatches=1, accumulate=4),
-    evaluate=Evaluate(every=100, tasks=8, final=16),
+    evaluate=Evaluate(every=100, tasks=8, final=8),
     steps=3,
 )

@@ -1,5 +1,8 @@
 """One update over several devices is the same update."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -34,3 +37,12 @@ def test_devices_share_the_rows_of_one_update(devices, accumulate):
             signals = learner.signals(batch)
             found.append((logprobs, *learner.update(state, batch, signals, rows)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "devices"), [("None", min(os.cpu_count() or 1, 4)), ("jax.devices()", 1)])
+def test_cores_become_devices_unless_jax_is_in_use(before, devices):
+    code = f"import jax; from agentrl_jax.models.sharding import split_cpu; {before}; split_cpu(); print(jax.device_count())"
+    environment = os.environ | {"XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) == devices
