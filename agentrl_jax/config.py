@@ -179,8 +179,8 @@ class Optimizer:
     weight_decay:  of AdamW; of matrices alone, see `learner.optimizer.decays`
     clip:          global norm that gradients are cut to
     minibatches:   updates per step, each over a part of its episodes
-    accumulate:    pieces that a minibatch is computed in, one after the other; changes memory, not the gradient. CPUs are faster with
-                   pieces of a thousand tokens a device
+    accumulate:    pieces that a minibatch is computed in, one after the other, and the rows of a warm start's update; changes memory, not
+                   the gradient. CPUs are faster with pieces of a thousand tokens a device
     """
 
     learning_rate: float = 5e-4

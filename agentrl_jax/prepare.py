@@ -108,6 +108,7 @@ async def warm_start(experiment: Experiment, policy: Policy, backend: Backend, f
             row_length=experiment.row_length,
             seed=experiment.seed + number,
             compute=experiment.compute,
+            accumulate=experiment.optimizer.accumulate,
             progress=imitated,
             base=policy.params if experiment.lora else None,
         )

@@ -27,17 +27,27 @@ def imitate(
     row_length: int,
     seed: int,
     compute: Compute = FLOAT32,
+    accumulate: int = 1,
     progress: Callable[[int, float], None],
     base: Params | None = None,
 ) -> Params:
     """`settings.updates` updates on the tokens that the demonstrator wrote, in rows drawn without replacement, pass after pass.
 
-    start:    all weights, or an adapter of the weights `base`
-    progress: called now and then with the updates done and the latest mean negative log-likelihood, nats per token
+    start:      all weights, or an adapter of the weights `base`
+    accumulate: pieces that the rows of an update are computed in, or as many of them as divide the rows
+    progress:   called now and then with the updates done and the latest mean negative log-likelihood, nats per token
     """
     mesh = rows_mesh(math.gcd(settings.rows, jax.local_device_count()))
     schedule = Optimizer(learning_rate=settings.learning_rate, decay="cosine", warmup=settings.warmup, weight_decay=0.01)
-    learner = Learner(model, make_optimizer(schedule, settings.updates), credit.grpo, objective.supervised, compute=compute, mesh=mesh)
+    learner = Learner(
+        model,
+        make_optimizer(schedule, settings.updates),
+        credit.grpo,
+        objective.supervised,
+        accumulate=math.gcd(settings.rows // mesh.size, accumulate),
+        compute=compute,
+        mesh=mesh,
+    )
     host, _ = collate(episodes, row_length=row_length, row_multiple=mesh.size)
     batch, signals = learner.place((host, objective.Signals(jnp.zeros(host.tokens.ids.shape))))
     state = learner.init(start)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import numpy as np
 import optax
@@ -17,10 +19,10 @@ SETTINGS = WarmStart(updates=25, rows=4, learning_rate=3e-2, warmup=2)
 EPISODES = [make_episode(f"e{i}", group=f"g{i}", reward=float(i % 2), turns=2, vocabulary=4, seed=i) for i in range(9)]
 
 
-def imitated(episodes, seed=0):
+def imitated(episodes, seed=0, settings=SETTINGS, accumulate=1):
     told = []
-    start = init_params(MODEL, jax.random.key(0))
-    params = imitate(MODEL, start, episodes, SETTINGS, row_length=32, seed=seed, progress=lambda done, nll: told.append((done, nll)))
+    start, progress = init_params(MODEL, jax.random.key(0)), lambda done, nll: told.append((done, nll))
+    params = imitate(MODEL, start, episodes, settings, row_length=32, seed=seed, accumulate=accumulate, progress=progress)
     return jax.device_get(params), told
 
 
@@ -41,6 +43,12 @@ def test_the_same_seed_is_the_same_policy():
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     with pytest.raises(AssertionError):
         jax.tree.map(np.testing.assert_array_equal, ours, other)
+
+
+def test_pieces_of_an_update_change_memory_alone():
+    settings = replace(SETTINGS, rows=2 * jax.device_count(), updates=5)
+    whole, pieces = (imitated(EPISODES, settings=settings, accumulate=n)[0] for n in (1, 6))  # 6: the two that divide the rows
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole, pieces)
 
 
 def test_fewer_rows_than_an_update_takes():
