@@ -27,7 +27,7 @@ experiment = Experiment(
         groups=2, group_size=8, turns=6, turn_tokens=64, episode_tokens=256, context=1024, seconds=600.0, temperature=0.5, slots=16
     ),
     row_length=1024,
-    optimizer=Optimizer(learning_rate=1e-3, minibatches=1, accumulate=4),
+    optimizer=Optimizer(learning_rate=1e-4, minibatches=1, accumulate=4),
     evaluate=Evaluate(every=100, tasks=8, final=8),
     steps=3,
 )
