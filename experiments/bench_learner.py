@@ -14,7 +14,7 @@ the system meanwhile has to be cleared anew. Counted are real tokens per second,
 find the same losses and gradient norms, before and after a step. Run nothing else.
 
 logprob: log-prob and gradient of up to 8,192 tokens over 151,936 words, against all logits at once: see `bench_logprob`.
---torch names a Python with torch and transformers, default this one. Ten minutes.
+--torch names a Python with torch and transformers, default this one. Twelve minutes.
 """
 
 import argparse
